@@ -1,0 +1,1 @@
+"""Layer 3: the only code that imports ComfyUI."""

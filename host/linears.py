@@ -1,0 +1,102 @@
+"""The Linear layers of a MODEL, and what hinders quantizing each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import comfy.lora
+import comfy.ops
+import torch
+from comfy.model_patcher import ModelPatcher
+from comfy.quant_ops import QuantizedTensor
+
+from ..quant.patterns import MODEL_PREFIX
+from ..quant.plan import Layer
+from .pristine import PristineWeights
+
+FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def linear_modules(patcher: ModelPatcher) -> dict[str, Any]:
+    """Every Linear by its name relative to the diffusion model, in the model's order."""
+    return {
+        name: module
+        for name, module in patcher.model.diffusion_model.named_modules()
+        if isinstance(module, (torch.nn.Linear, comfy.ops.CastWeightBiasOp))
+        and isinstance(getattr(module, "in_features", None), int)
+        and isinstance(getattr(module, "out_features", None), int)
+    }
+
+
+def weight_key(name: str) -> str:
+    """Key of a layer's weight in the model's state dict and in a patcher's patches."""
+    return f"{MODEL_PREFIX}{name}.weight"
+
+
+def bias_key(name: str) -> str:
+    """Key of a layer's bias in the model's state dict."""
+    return f"{MODEL_PREFIX}{name}.bias"
+
+
+def describe_layers(patcher: ModelPatcher, pristine: PristineWeights) -> list[Layer]:
+    """The plan's view of every Linear of the model."""
+    return [
+        _describe(name, module, patcher, pristine)
+        for name, module in linear_modules(patcher).items()
+    ]
+
+
+def _describe(name: str, module: Any, patcher: ModelPatcher, pristine: PristineWeights) -> Layer:
+    key = weight_key(name)
+    weight = getattr(module, "weight", None)
+    if weight is not None:
+        weight = pristine.parameter(key, weight)
+    return Layer(
+        name=name,
+        n=module.out_features,
+        k=module.in_features,
+        nbytes=0 if weight is None else stored_bytes(weight),
+        packed=_why_packed(module, weight),
+        barred=_why_barred(module, weight, key, patcher),
+    )
+
+
+def stored_bytes(weight: Any) -> int:
+    """Bytes of a weight as it is held, scales included."""
+    if isinstance(weight, QuantizedTensor):
+        return sum(tensor.nbytes for tensor in weight.state_dict().values())
+    return weight.nbytes
+
+
+def _why_packed(module: Any, weight: Any) -> str | None:
+    if weight is None:
+        return "has no weight loaded"
+    if isinstance(weight, QuantizedTensor):
+        return f"already quantized ({getattr(module, 'quant_format', weight._layout_cls)})"
+    if hasattr(weight, "tensor_type"):
+        return f"already quantized (GGUF {weight.tensor_type})"
+    if weight.dtype not in FLOAT_DTYPES:
+        return f"already quantized or packed (stored as {str(weight.dtype).removeprefix('torch.')})"
+    return None
+
+
+def _why_barred(
+    module: Any, weight: torch.Tensor | None, key: str, patcher: ModelPatcher
+) -> str | None:
+    kind = type(module)
+    if kind.__module__ != comfy.ops.__name__ and kind is not torch.nn.Linear:
+        return f"a layer of its own kind ({kind.__module__}.{kind.__qualname__})"
+    if "forward" in module.__dict__:
+        return "another node has replaced its forward"
+    if weight is None:
+        return None
+    if weight.is_meta:
+        return "its weight is not in the file"
+    if tuple(weight.shape) != (module.out_features, module.in_features):
+        return f"its weight has the shape {tuple(weight.shape)}"
+    if key in patcher.weight_wrapper_patches:
+        return "another node computes its weight in every call"
+    patches = patcher.patches.get(key)
+    if patches and comfy.lora.calculate_shape(patches, weight, key) != weight.shape:
+        return "a LoRA on it changes its shape"
+    return None

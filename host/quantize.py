@@ -1,0 +1,189 @@
+"""Quantize a loaded MODEL: read, bake, quantize layer by layer, and build the twin."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import comfy.lora
+import comfy.model_management
+import comfy.ops
+import torch
+from comfy.model_patcher import ModelPatcher
+
+from ..kernels.backend import LinearRequest
+from ..kernels.backends.kitchen import Route, linear_route
+from ..quant.error import sqnr_db
+from ..quant.errors import SettingsError
+from ..quant.families import family_of
+from ..quant.native import to_quantized_tensor
+from ..quant.plan import Plan, Quantize, make_plan
+from ..quant.report import LayerResult, Report, quantize_report
+from ..quant.settings import QuantSettings
+from ..quant.weight import QuantizedWeight, quantize_weight
+from . import linears
+from .pristine import PristineWeights, unload
+from .progress import interruptible
+from .twin import make_twin
+from .twin_patcher import patcher_over, refuse_held_modules
+
+FLOAT_COPIES = 4
+"""Float32 copies of the largest layer that must fit on the compute device, with room to spare."""
+
+REPORT_ROWS = 4096
+"""Rows (tokens) of the linear the report asks the kernel library about: a 1024 x 1024 image."""
+
+
+def quantize_model(
+    model: ModelPatcher, settings: QuantSettings, loras: str = "bake", device: str = "auto"
+) -> tuple[ModelPatcher, Report]:
+    """A quantized twin of `model`, and the report. `model` stays as it is.
+
+    Args:
+        loras: "bake" applies the patches waiting on selected weights before quantizing and takes
+            them off the twin's list; "keep" leaves them to ComfyUI.
+        device: where to compute: "auto", "gpu" or "cpu".
+
+    Raises:
+        SettingsError: for an unknown `loras` or `device`, or "gpu" without one.
+        HostError: if nodes before this one hold on to the unquantized modules.
+        NothingSelectedError, WeightError: see `make_plan` and `quantize_weight`.
+    """
+    started = time.perf_counter()
+    if loras not in ("bake", "keep"):
+        raise SettingsError(f"unknown loras {loras!r}; valid values: bake, keep")
+    compute_device = _compute_device(model, device)
+    refuse_held_modules(model)
+    unload(model)
+    pristine = PristineWeights.of(model)
+    image_model = model.model.model_config.unet_config.get("image_model")
+    plan = make_plan(linears.describe_layers(model, pristine), settings, family_of(image_model))
+    if not plan.selected:
+        report = _report(model, model, plan, {}, settings, compute_device, 0, started)
+        return model.clone(), report
+
+    _make_room(plan, compute_device)
+    bake = loras == "bake"
+    modules = linears.linear_modules(model)
+    results: dict[str, LayerResult] = {}
+    replaced: dict[str, torch.nn.Module] = {}
+    operations = comfy.ops.mixed_precision_ops({}, _compute_dtype(model))
+    for decision in interruptible(plan.selected):
+        name = decision.layer.name
+        weight, sqnr = _quantize_layer(model, decision, pristine, compute_device, bake)
+        results[name] = LayerResult(weight.nbytes, sqnr)
+        replaced[name] = _quantized_module(operations, modules[name], weight, pristine, name)
+    twin = make_twin(model.model, pristine, replaced, model.offload_device)
+    quantized = patcher_over(twin, model)
+    baked = _drop_patches(quantized, plan) if bake else 0
+    report = _report(model, quantized, plan, results, settings, compute_device, baked, started)
+    return quantized, report
+
+
+def _compute_device(model: ModelPatcher, device: str) -> torch.device:
+    if device not in ("auto", "gpu", "cpu"):
+        raise SettingsError(f"unknown device {device!r}; valid values: auto, gpu, cpu")
+    has_gpu = not comfy.model_management.is_device_cpu(model.load_device)
+    if device == "gpu" and not has_gpu:
+        raise SettingsError("device is 'gpu' but ComfyUI runs on the CPU; use 'auto' or 'cpu'")
+    return torch.device("cpu") if device == "cpu" or not has_gpu else model.load_device
+
+
+def _make_room(plan: Plan, device: torch.device) -> None:
+    largest = max(decision.layer.n * decision.layer.k for decision in plan.selected)
+    if not comfy.model_management.is_device_cpu(device):
+        comfy.model_management.free_memory(largest * 4 * FLOAT_COPIES, device)
+
+
+def _compute_dtype(model: ModelPatcher) -> torch.dtype:
+    return model.model.get_dtype_inference()
+
+
+def _quantize_layer(
+    model: ModelPatcher,
+    decision: Quantize,
+    pristine: PristineWeights,
+    device: torch.device,
+    bake: bool,
+) -> tuple[QuantizedWeight, float]:
+    """Home device -> compute device -> home; the float copy is gone when this returns."""
+    name, key = decision.layer.name, linears.weight_key(decision.layer.name)
+    module: Any = model.model.diffusion_model.get_submodule(name)
+    source = pristine.parameter(key, module.weight)
+    weight = source.detach().to(device=device, dtype=torch.float32, copy=True)
+    if bake and key in model.patches:
+        weight = comfy.lora.calculate_weight(
+            model.patches[key], weight, key, intermediate_dtype=torch.float32
+        )
+    quantized = quantize_weight(weight, decision.format, decision.group_size, name)
+    return quantized.to(source.device), sqnr_db(weight, quantized)
+
+
+def _quantized_module(
+    operations: Any,
+    source: Any,
+    weight: QuantizedWeight,
+    pristine: PristineWeights,
+    name: str,
+) -> torch.nn.Module:
+    """ComfyUI's own mixed-precision Linear over the quantized weight and the source's bias."""
+    module = operations.Linear(source.in_features, source.out_features, bias=False, device="meta")
+    tensor = to_quantized_tensor(weight, operations._compute_dtype)
+    module.weight = torch.nn.Parameter(tensor, requires_grad=False)
+    module.layout_type = weight.format.layout
+    module.quant_format = weight.format.native_format
+    if source.bias is not None:
+        bias = pristine.parameter(linears.bias_key(name), source.bias).detach()
+        module.bias = torch.nn.Parameter(bias, requires_grad=False)
+        module.bias_comfy_model_dtype = getattr(source, "bias_comfy_model_dtype", bias.dtype)
+    module.factory_kwargs["device"] = weight.tensors[""].device
+    return module.eval()
+
+
+def _drop_patches(quantized: ModelPatcher, plan: Plan) -> int:
+    """Take the baked patches off the twin's list; returns how many weights had some."""
+    keys = [linears.weight_key(decision.layer.name) for decision in plan.selected]
+    return sum(quantized.patches.pop(key, None) is not None for key in keys)
+
+
+def _report(
+    source: ModelPatcher,
+    result: ModelPatcher,
+    plan: Plan,
+    results: dict[str, LayerResult],
+    settings: QuantSettings,
+    device: torch.device,
+    baked: int,
+    started: float,
+) -> Report:
+    sizes = [
+        comfy.model_management.module_size(patcher.model.diffusion_model)
+        for patcher in (source, result)
+    ]
+    return quantize_report(
+        node="LeanDiTQuantizeModel",
+        plan=plan,
+        results=results,
+        settings=settings,
+        model_bytes=(sizes[0], sizes[1]),
+        route=_route(source, plan),
+        device=str(device),
+        baked=baked,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _route(model: ModelPatcher, plan: Plan) -> Route | None:
+    """Which kernels will run the largest quantized layer."""
+    if not plan.selected:
+        return None
+    largest = max(plan.selected, key=lambda decision: decision.layer.n * decision.layer.k)
+    request = LinearRequest(
+        device=model.load_device.type,
+        dtype=_compute_dtype(model),
+        m=REPORT_ROWS,
+        n=largest.layer.n,
+        k=largest.layer.k,
+        group_size=largest.group_size,
+    )
+    return linear_route(largest.format.layout, request)

@@ -1,0 +1,1 @@
+"""One file per backend of the INT8 linear."""

@@ -1,0 +1,64 @@
+"""The regular-Hadamard rotation of ConvRot.
+
+H4 = [[1,1,1,-1],[1,1,-1,1],[1,-1,1,1],[-1,1,1,1]], composed by Kronecker products and divided by
+sqrt(G): orthogonal, symmetric, its own inverse. The Sylvester-Hadamard matrix of QuaRot is a
+different matrix; weights rotated with one are noise under the other.
+Source: ConvRot (arXiv 2512.03673) and comfy-kitchen's eager backend.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def is_rotation_group(group_size: int) -> bool:
+    """True for the sizes a regular Hadamard matrix exists for here: 4, 16, 64, 256, 1024, ..."""
+    return (
+        group_size >= 4
+        and group_size & (group_size - 1) == 0
+        and (group_size.bit_length() - 1) % 2 == 0
+    )
+
+
+def regular_hadamard(
+    group_size: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """The (G, G) rotation: `kron(H4, kron(H4, ...)) / sqrt(G)`. Its entries are exact powers of two.
+
+    Raises:
+        ValueError: if `group_size` is not a power of 4.
+    """
+    if not is_rotation_group(group_size):
+        raise ValueError(
+            f"rotation group {group_size} is not a power of 4; "
+            "the regular Hadamard matrix exists for 4, 16, 64, 256, 1024"
+        )
+    h4 = torch.ones(4, 4, dtype=dtype, device=device) - 2 * torch.eye(
+        4, dtype=dtype, device=device
+    ).flip(0)
+    matrix = h4
+    while matrix.shape[0] < group_size:
+        matrix = torch.kron(matrix, h4)
+    return matrix / group_size**0.5
+
+
+def rotate(x: torch.Tensor, group_size: int) -> torch.Tensor:
+    """Rotate every contiguous group of G columns, in the dtype of `x`.
+
+    Equals `(x.unflatten(-1, (K // G, G)) @ H.T).flatten(-2)` for x of shape (..., K). Applying it
+    twice gives `x` back up to rounding.
+
+    The product is written with `H.T` although H is symmetric: BLAS libraries round small products
+    differently for a transposed operand, and the codes must equal those of comfy-kitchen.
+
+    Raises:
+        ValueError: if G does not divide K or is not a power of 4.
+    """
+    k = x.shape[-1]
+    if k % group_size:
+        raise ValueError(f"rotation group {group_size} does not divide K={k}")
+    matrix = regular_hadamard(group_size, x.dtype, x.device)
+    groups = x.reshape(-1, k // group_size, group_size)
+    return torch.matmul(groups, matrix.T).reshape(x.shape)

@@ -1,0 +1,11 @@
+"""Layer 4: node classes. They translate inputs and outputs; importing them needs no ComfyUI."""
+
+from __future__ import annotations
+
+from .quantize_model import LeanDiTQuantizeModel
+
+NODE_CLASS_MAPPINGS: dict[str, type] = {"LeanDiTQuantizeModel": LeanDiTQuantizeModel}
+
+NODE_DISPLAY_NAME_MAPPINGS: dict[str, str] = {
+    "LeanDiTQuantizeModel": "Quantize Model, INT8/INT4 ConvRot",
+}

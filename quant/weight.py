@@ -1,0 +1,115 @@
+"""One quantized weight as plain tensors, and the arithmetic that makes and unmakes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..kernels.hadamard import rotate
+from ..kernels.int4 import quantize_int4_rowwise
+from ..kernels.int8 import quantize_int8_rowwise
+from .errors import QuantError, WeightError
+from .formats import Format
+
+W4A8_SCALE_GROUP = 16
+"""Columns per FP8 scale of w4a8; the only size comfy-kitchen's GPU kernels take."""
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A weight (N, K) in a quantized format.
+
+    tensors maps ComfyUI's suffix after `weight` to a tensor; "" is the payload:
+    int8: "" I8 (N, K), "_scale" F32 (N, 1). w4a4: "" I8 (N, K/2), "_scale" F32 (N,).
+    w4a8: "" I8 (N, K/2), "_s_rel" F8_E4M3 (N, K/16), "_s_channel" F32 (N,), "_codebook" F32 (16,).
+    group_size is the rotation group, None when not rotated.
+    """
+
+    format: Format
+    group_size: int | None
+    shape: tuple[int, int]
+    tensors: Mapping[str, torch.Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload and its scales."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def to(self, device: torch.device | str) -> QuantizedWeight:
+        """The same weight with its tensors on `device`."""
+        moved = {suffix: tensor.to(device) for suffix, tensor in self.tensors.items()}
+        return QuantizedWeight(self.format, self.group_size, self.shape, moved)
+
+    def rows(self, rows: slice) -> QuantizedWeight:
+        """The rows `rows` of the weight; tensors shared by all rows stay whole."""
+        n, k = self.shape
+        part = {
+            suffix: tensor[rows] if tensor.shape[0] == n and suffix != "_codebook" else tensor
+            for suffix, tensor in self.tensors.items()
+        }
+        return QuantizedWeight(self.format, self.group_size, (part[""].shape[0], k), part)
+
+
+def quantize_weight(
+    weight: torch.Tensor, format: Format, group_size: int | None, name: str = "weight"
+) -> QuantizedWeight:
+    """Rotate and quantize a weight; everything is computed in float32 on its device.
+
+    Bit-identical to comfy-kitchen's eager quantizers applied to `weight.float()`.
+
+    Args:
+        weight: (N, K) float. name: the layer's name, for the error message.
+        group_size: rotation group for rotated formats, else None.
+
+    Raises:
+        WeightError: if the weight holds NaN or Inf.
+        QuantError: if the format needs a rotation group and has none, or the reverse, or the
+            installed comfy-kitchen lacks the format.
+    """
+    if format.rotated != (group_size is not None):
+        raise QuantError(f"{name}: format {format.name} with rotation group {group_size}")
+    _check_finite(weight, name)
+    shape = (weight.shape[0], weight.shape[1])
+    if format.native_format == "asym_w4a8_int8":
+        return QuantizedWeight(format, group_size, shape, _w4a8_tensors(weight.float(), group_size))
+    rotated = weight.float() if group_size is None else rotate(weight.float(), group_size)
+    if format.native_format == "convrot_w4a4":
+        payload, scale = quantize_int4_rowwise(rotated)
+    else:
+        payload, scale = quantize_int8_rowwise(rotated)
+    return QuantizedWeight(format, group_size, shape, {"": payload, "_scale": scale})
+
+
+def _w4a8_tensors(weight: torch.Tensor, group_size: int | None) -> dict[str, torch.Tensor]:
+    """comfy-kitchen owns this format's arithmetic; its eager backend defines the bits."""
+    try:
+        from comfy_kitchen import quantize_w4a8_int8_weight
+        from comfy_kitchen.registry import registry
+    except ImportError as error:
+        raise QuantError(
+            "format w4a8_convrot needs comfy-kitchen with asym_w4a8_int8 (0.2.31 or newer): "
+            "pip install -U comfy-kitchen"
+        ) from error
+    with registry.use_backend("eager"):
+        payload, s_rel, s_channel, _correction, codebook = quantize_w4a8_int8_weight(
+            weight, group_size=W4A8_SCALE_GROUP, convrot_groupsize=group_size or 256
+        )
+    tensors = {"": payload, "_s_rel": s_rel, "_s_channel": s_channel}
+    if codebook is not None:
+        tensors["_codebook"] = codebook
+    return tensors
+
+
+def _check_finite(weight: torch.Tensor, name: str) -> None:
+    low, high = torch.aminmax(weight)
+    if torch.isfinite(low) and torch.isfinite(high):
+        return
+    bad = ~torch.isfinite(weight)
+    row, column = (int(index) for index in bad.nonzero()[0])
+    raise WeightError(
+        f"layer {name!r} holds {int(bad.sum())} values that are not finite, the first is "
+        f"{weight[row, column].item()} at row {row}, column {column}; "
+        "the file or a LoRA on it is broken, load it again or exclude the layer"
+    )

@@ -1,0 +1,223 @@
+"""A quantized model is a twin: the original stays as it is, whatever is run in which order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+FAMILIES = ["flux", "wan", "minimax_h3", "qwen_image", "krea2"]
+
+RELATIVE_ERROR = {
+    "int8_convrot": 0.06,
+    "int8": 0.08,
+    "w4a8_convrot": 0.35,
+    "w4a4_convrot": 0.7,
+}
+"""Largest distance of two Euler steps' latents from the source's, relative to their norm.
+
+Set by Krea 2, whose tiny random network amplifies most; the others stay ten times closer.
+"""
+
+pytestmark = pytest.mark.usefixtures("inference")
+
+
+@pytest.fixture
+def quantize(comfyui: Any) -> Any:
+    from leandit.host.quantize import quantize_model
+    from leandit.quant.settings import settings_from
+
+    def run(model: Any, format: str = "int8_convrot", loras: str = "bake", **settings: str) -> Any:
+        return quantize_model(model, settings_from(format, **settings), loras)[0]
+
+    return run
+
+
+def weights(patcher: Any) -> dict[str, torch.Tensor]:
+    return {key: value.clone() for key, value in patcher.model.state_dict().items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(value.view(torch.uint8), other[key].view(torch.uint8))
+        for key, value in one.items()
+    )
+
+
+def distance(result: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((result - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("format", list(RELATIVE_ERROR))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sampling_stays_close_to_the_source_and_leaves_it_untouched(
+    tiny: Any, quantize: Any, family: str, format: str
+) -> None:
+    source = tiny.build(family, torch.bfloat16)
+    before = weights(source)
+    expected = tiny.sample(source, family)
+    quantized = quantize(source, format)
+    result = tiny.sample(quantized, family)
+    assert result.isfinite().all()
+    assert 0 < distance(result, expected) < RELATIVE_ERROR[format]
+    assert same(weights(source), before)
+    assert torch.equal(tiny.sample(source, family), expected)
+
+
+@pytest.mark.parametrize("family", ["flux2", "z_image", "hunyuan_video", "ltxv", "chroma"])
+def test_further_families_sample_close_to_the_source(tiny: Any, quantize: Any, family: str) -> None:
+    source = tiny.build(family, torch.bfloat16)
+    expected = tiny.sample(source, family)
+    assert 0 < distance(tiny.sample(quantize(source), family), expected) < 0.03
+
+
+def test_kept_weights_share_their_memory_with_the_source(tiny: Any, quantize: Any) -> None:
+    source = tiny.build("flux", torch.bfloat16)
+    quantized = quantize(source)
+    ours = dict(quantized.model.diffusion_model.named_parameters())
+    for name, parameter in source.model.diffusion_model.named_parameters():
+        if "img_attn.qkv.weight" in name:
+            assert ours[name]._qdata.dtype == torch.int8
+        elif "modulation" in name or "img_in" in name or name.endswith("bias"):
+            assert ours[name].data_ptr() == parameter.data_ptr()
+            assert ours[name] is not parameter
+
+
+def test_the_size_is_that_of_the_twin(tiny: Any, quantize: Any) -> None:
+    import comfy.model_management
+
+    source = tiny.build("flux", torch.bfloat16)
+    before = source.model_size()
+    quantized = quantize(source)
+    assert quantized.model_size() == comfy.model_management.module_size(quantized.model)
+    assert quantized.model_size() < 0.7 * before
+
+
+def test_two_clones_with_different_settings_run_in_any_order_and_again(
+    tiny: Any, quantize: Any
+) -> None:
+    source = tiny.build("flux", torch.bfloat16)
+    models = [source, quantize(source), quantize(source, "w4a8_convrot", group_size="64")]
+    first = [tiny.sample(model, "flux") for model in models]
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[1], first[2])
+    for order in ([2, 0, 1], [1, 2, 0], [0, 1, 2, 2, 1, 0]):
+        for index in order:
+            assert torch.equal(tiny.sample(models[index], "flux"), first[index])
+
+
+@pytest.mark.parametrize("loaded", [True, False], ids=["loaded", "not loaded"])
+def test_the_source_may_be_loaded_with_a_lora_while_it_is_quantized(
+    tiny: Any, quantize: Any, loaded: bool
+) -> None:
+    source = tiny.build("flux", torch.bfloat16)
+    with_lora = source.clone()
+    key = "diffusion_model.double_blocks.0.img_attn.proj.weight"
+    with_lora.add_patches({key: ("diff", (torch.full((256, 256), 0.5),))})
+    if loaded:
+        tiny.sample(with_lora, "flux")
+    expected = weights(quantize(tiny.build("flux", torch.bfloat16)))
+    assert same(weights(quantize(source)), expected)
+
+
+def test_the_node_twice_does_not_quantize_twice(tiny: Any, quantize: Any, comfyui: Any) -> None:
+    from leandit.host.quantize import quantize_model
+    from leandit.quant.settings import settings_from
+
+    once = quantize(tiny.build("flux", torch.bfloat16))
+    twice, report = quantize_model(once, settings_from("w4a8_convrot"))
+    assert report.summary["layers_quantized"] == 0
+    assert report.summary["kept"]["already quantized (int8_tensorwise)"] == 20
+    assert "nothing to do" in report.text
+    assert same(weights(twice), weights(once))
+    assert torch.equal(tiny.sample(twice, "flux"), tiny.sample(once, "flux"))
+
+
+def test_the_node_switched_off_gives_the_very_model(tiny: Any) -> None:
+    from leandit.nodes.quantize_model import LeanDiTQuantizeModel
+
+    source = tiny.build("flux", torch.bfloat16)
+    off = LeanDiTQuantizeModel().quantize(
+        source, "int8_convrot", "auto", "auto", "", "", "bake", "auto", False
+    )
+    assert off["result"][0] is source
+    assert "switched off" in off["result"][1]
+
+
+@pytest.mark.parametrize("disable_dynamic", [True, False])
+def test_a_rebuilt_copy_is_still_quantized(tiny: Any, quantize: Any, disable_dynamic: bool) -> None:
+    quantized = quantize(tiny.build("wan", torch.bfloat16))
+    expected = tiny.sample(quantized, "wan")
+    build, arguments = quantized.cached_patcher_init
+    rebuilt = build(*arguments, disable_dynamic=disable_dynamic)
+    assert rebuilt.model is not quantized.model
+    assert same(weights(rebuilt), weights(quantized))
+    clone = quantized.clone(model_override=rebuilt.get_clone_model_override())
+    assert torch.equal(tiny.sample(clone, "wan"), expected)
+    assert torch.equal(tiny.sample(quantized.clone(disable_dynamic=True), "wan"), expected)
+    assert torch.equal(tiny.sample(quantized.clone(force_deepcopy=True), "wan"), expected)
+
+
+def test_a_multi_gpu_deep_clone_is_still_quantized(tiny: Any, quantize: Any) -> None:
+    quantized = quantize(tiny.build("flux", torch.bfloat16))
+    expected = tiny.sample(quantized, "flux")
+    deep = quantized.deepclone_multigpu(new_load_device=torch.device("cpu"))
+    assert deep.model is not quantized.model
+    assert same(weights(deep), weights(quantized))
+    assert torch.equal(tiny.sample(deep, "flux"), expected)
+    again = deep.deepclone_multigpu()
+    assert torch.equal(tiny.sample(again, "flux"), expected)
+
+
+def test_the_twin_never_hands_the_source_to_comfyuis_memory_manager(
+    tiny: Any, quantize: Any
+) -> None:
+    source = tiny.build("flux", torch.bfloat16)
+    quantized = quantize(source)
+    assert quantized.parent is None
+    assert quantized.clone_base_uuid != source.clone_base_uuid
+    assert not quantized.is_clone(source)
+    assert quantized.clone().is_clone(quantized)
+
+
+def test_a_method_patched_onto_a_module_acts_on_the_twins_module(tiny: Any, quantize: Any) -> None:
+    source = tiny.build("flux", torch.bfloat16)
+    block = source.model.diffusion_model.double_blocks[0]
+    patched = source.clone()
+    patched.add_object_patch("diffusion_model.double_blocks.0.forward", block.forward)
+    quantized = quantize(patched)
+    method = quantized.object_patches["diffusion_model.double_blocks.0.forward"]
+    assert method.__self__ is quantized.model.diffusion_model.double_blocks[0]
+    assert torch.equal(tiny.sample(quantized, "flux"), tiny.sample(quantize(source), "flux"))
+
+
+def test_other_nodes_patches_and_options_come_along(tiny: Any, quantize: Any) -> None:
+    source = tiny.build("flux", torch.bfloat16)
+    seen: list[int] = []
+
+    def wrapper(apply_model: Any, given: dict[str, Any]) -> torch.Tensor:
+        seen.append(1)
+        return apply_model(given["input"], given["timestep"], **given["c"])
+
+    source.set_model_unet_function_wrapper(wrapper)
+    tiny.sample(quantize(source), "flux")
+    assert len(seen) == 2
+
+
+def test_three_runs_leave_no_copy_behind(tiny: Any, quantize: Any) -> None:
+    import gc
+    import weakref
+
+    source = tiny.build("flux", torch.bfloat16)
+    alive = []
+    for _ in range(3):
+        quantized = quantize(source)
+        tiny.sample(quantized, "flux")
+        alive.append(weakref.ref(quantized.model))
+        del quantized
+    import comfy.model_management
+
+    comfy.model_management.unload_all_models()
+    gc.collect()
+    assert [reference() for reference in alive] == [None, None, None]
