@@ -12,11 +12,12 @@ ROOT = Path(__file__).resolve().parent.parent
 MAY_IMPORT = {
     "kernels": set(),
     "quant": {"kernels"},
-    "host": {"kernels", "quant"},
-    "nodes": {"kernels", "quant", "host"},
-    "demo": {"kernels", "quant"},
+    "loaders": {"kernels", "quant"},
+    "host": {"kernels", "quant", "loaders"},
+    "nodes": {"kernels", "quant", "loaders", "host"},
+    "demo": {"kernels", "quant", "loaders"},
     "doctor": {"kernels"},
-    "cli": {"kernels", "quant", "demo", "doctor"},
+    "cli": {"kernels", "quant", "loaders", "demo", "doctor"},
     "__main__": {"cli"},
     "__init__": {"nodes"},
 }
@@ -36,7 +37,7 @@ COMFYUI = {
 
 def sources() -> list[Path]:
     files = [*ROOT.glob("*.py")]
-    for package in ("kernels", "quant", "host", "nodes", "demo"):
+    for package in ("kernels", "quant", "loaders", "host", "nodes", "demo"):
         files += (ROOT / package).rglob("*.py")
     return [file for file in files if file.name != "conftest.py"]
 

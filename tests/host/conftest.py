@@ -59,6 +59,12 @@ def inference(comfyui: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def load_helper() -> Any:
+    """Imports a helper module of this folder by name."""
+    return load
+
+
+@pytest.fixture(scope="session")
 def tiny(comfyui: Path) -> Any:
     """The tiny models."""
     return load("tiny_models")

@@ -1,0 +1,124 @@
+"""The command line: the same capabilities without ComfyUI."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from . import doctor
+from .quant.errors import QuantError
+
+DONE, OUR_FAULT, USERS_FAULT = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns 0 when done, 2 when the input is wrong, 1 for a fault of ours."""
+    options = _parser().parse_args(arguments)
+    # With --json, stdout carries the JSON object and nothing else.
+    console = Console(stderr=options.json)
+    try:
+        result = options.run(options, console)
+    except (QuantError, OSError) as error:
+        Console(stderr=True).print(f"leandit: {error}", style="red", markup=False)
+        return USERS_FAULT
+    except Exception:
+        traceback.print_exc()
+        return OUR_FAULT
+    if options.json:
+        print(json.dumps(result, allow_nan=False))
+    return DONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="leandit", description="Quantize large diffusion transformers and see what it costs."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    demo = commands.add_parser(
+        "demo",
+        help="draw handwritten digits with a small Flux model in every format, and compare",
+    )
+    demo.add_argument(
+        "--out",
+        type=Path,
+        default=Path("leandit-demo"),
+        help="folder for grid.png, report.json and the quantized files (default: leandit-demo)",
+    )
+    demo.set_defaults(run=_demo)
+    check = commands.add_parser("doctor", help="say what this machine can run, and why not")
+    check.set_defaults(run=_doctor)
+    for command in (demo, check):
+        command.add_argument(
+            "--json", action="store_true", help="print one JSON object on stdout, nothing else"
+        )
+    return parser
+
+
+def _demo(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    from .demo.run import run_demo  # loads the model's code only when asked for
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    with console.status("starting") as status:
+        result = run_demo(options.out, lambda name: status.update(f"drawing digits: {name}"))
+    data = result.as_json()
+    (options.out / "report.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    console.print(_demo_table(data))
+    console.print(f"pictures: {options.out / 'grid.png'}", markup=False)
+    console.print(f"figures:  {options.out / 'report.json'}", markup=False)
+    return data
+
+
+def _demo_table(data: dict[str, Any]) -> Table:
+    source = data["source"]
+    table = Table(title=f"{source['digits']} digits, {source['steps']} steps, same noise")
+    columns = ("format", "layers", "weights", "worst SQNR", "PSNR", "s/step", "read as label")
+    for name in columns:
+        table.add_column(name, justify="left" if name == "format" else "right")
+    table.add_row(
+        f"{source['dtype']} (source)",
+        "",
+        _megabytes(source["bytes"]),
+        "",
+        "",
+        f"{source['seconds_per_step']:.3f}",
+        f"{source['digits_read']} of {source['digits']}",
+    )
+    for row in data["formats"]:
+        psnr = row["psnr_db"]
+        table.add_row(
+            row["format"],
+            f"{row['layers_quantized']} of {row['layers_quantized'] + row['layers_kept']}",
+            _megabytes(row["bytes_after"]),
+            f"{row['worst_sqnr_db']:.1f} dB",
+            "exact" if psnr is None else f"{psnr:.1f} dB",
+            f"{row['seconds_per_step']:.3f}",
+            f"{row['digits_read']} of {source['digits']}",
+        )
+    return table
+
+
+def _megabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.2f} MB"
+
+
+def _doctor(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    findings = doctor.examine()
+    for finding in findings:
+        mark, style = ("ok", "green") if finding.ok else ("--", "yellow")
+        remedy = f" ({finding.remedy})" if finding.remedy else ""
+        console.print(f"{mark}  ", style=style, end="")
+        line = f"{finding.subject}: {finding.text}{remedy}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return doctor.as_json(findings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

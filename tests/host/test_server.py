@@ -1,0 +1,155 @@
+"""API prompts posted to a real ComfyUI server."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+
+@pytest.fixture(scope="module")
+def server(comfyui: Path, tiny: Any, load_helper: Any, tmp_path_factory: Any) -> Iterator[Any]:
+    import comfy.sd
+
+    folder = tmp_path_factory.mktemp("comfyui")
+    running = load_helper("server").Server(comfyui, folder)
+    with torch.inference_mode():
+        model = tiny.build("flux", torch.bfloat16)
+        path = folder / "models/diffusion_models/tiny_flux.safetensors"
+        comfy.sd.save_checkpoint(str(path), model, metadata={"format": "pt"})
+    yield running
+    running.stop()
+
+
+QUANTIZE = {
+    "model": ["1", 0],
+    "format": "int8_convrot",
+    "group_size": "auto",
+    "preset": "auto",
+    "include": "",
+    "exclude": "",
+    "loras": "bake",
+    "device": "auto",
+    "enabled": True,
+}
+
+
+def prompt(**changes: Any) -> dict[str, Any]:
+    """Load, quantize, sample one step, save the latent and show the report."""
+    conditioning = {"tokens": 4, "width": 64, "pooled": 32, "seed": 0}
+    sampler = {
+        "model": ["2", 0],
+        "positive": ["3", 0],
+        "negative": ["3", 0],
+        "latent_image": ["4", 0],
+        "seed": 1,
+        "steps": 2,
+        "cfg": 1.0,
+        "sampler_name": "euler",
+        "scheduler": "simple",
+        "denoise": 1.0,
+    }
+    nodes = {
+        "1": ("UNETLoader", {"unet_name": "tiny_flux.safetensors", "weight_dtype": "default"}),
+        "2": ("LeanDiTQuantizeModel", QUANTIZE | changes),
+        "3": ("FixtureConditioning", conditioning),
+        "4": ("EmptySD3LatentImage", {"width": 64, "height": 64, "batch_size": 1}),
+        "5": ("KSampler", sampler),
+        "6": ("SaveLatent", {"samples": ["5", 0], "filename_prefix": "run"}),
+        "7": ("PreviewAny", {"source": ["2", 1]}),
+    }
+    return {key: {"class_type": kind, "inputs": inputs} for key, (kind, inputs) in nodes.items()}
+
+
+def saved_latent(server: Any, history: dict[str, Any]) -> torch.Tensor:
+    (entry,) = history["outputs"]["6"]["latents"]
+    path = server.folder / "output" / entry["subfolder"] / entry["filename"]
+    return load_file(path)["latent_tensor"]
+
+
+@pytest.mark.parametrize("format", ["int8_convrot", "int8", "w4a8_convrot", "w4a4_convrot"])
+def test_a_prompt_with_the_node_succeeds_and_its_history_holds_the_report(
+    server: Any, format: str
+) -> None:
+    history = server.run(prompt(format=format))
+    assert history["status"]["status_str"] == "success"
+    (report,) = history["outputs"]["2"]["leandit"]
+    assert report["node"] == "LeanDiTQuantizeModel"
+    assert report["summary"]["format"] == format
+    assert report["summary"]["family"] == "flux"
+    assert report["summary"]["layers_quantized"] == 20
+    assert report["summary"]["layers_kept"] == 16
+    assert report["summary"]["bytes_after"] < 0.7 * report["summary"]["bytes_before"]
+    assert len(report["layers"]) == 36
+    (text,) = history["outputs"]["2"]["text"]
+    assert f"quantized 20 of 36 layers to {format}" in text
+    assert history["outputs"]["7"]["text"] == (text,) or history["outputs"]["7"]["text"] == [text]
+    assert saved_latent(server, history).isfinite().all()
+
+
+def test_switched_off_gives_the_latents_of_the_graph_without_the_node(server: Any) -> None:
+    off = saved_latent(server, server.run(prompt(enabled=False)))
+    without = prompt()
+    without["5"]["inputs"]["model"] = ["1", 0]
+    del without["2"], without["7"]
+    plain = saved_latent(server, server.run(without))
+    quantized = saved_latent(server, server.run(prompt()))
+    assert torch.equal(off, plain)
+    assert not torch.equal(quantized, plain)
+    assert (quantized - plain).norm() < 0.05 * plain.norm()
+
+
+def test_two_settings_and_the_source_run_in_one_graph(server: Any) -> None:
+    both = prompt(group_size="16")  # ComfyUI reports a node only when it runs, not from its cache
+    for new, old in (("12", "2"), ("15", "5"), ("16", "6"), ("25", "5"), ("26", "6")):
+        both[new] = copy.deepcopy(both[old])
+    both["12"]["inputs"] |= {"format": "w4a8_convrot", "group_size": "64"}
+    both["15"]["inputs"]["model"] = ["12", 0]
+    both["25"]["inputs"]["model"] = ["1", 0]
+    both["16"]["inputs"]["samples"] = ["15", 0]
+    both["26"]["inputs"]["samples"] = ["25", 0]
+    history = server.run(both)
+    assert history["status"]["status_str"] == "success"
+    assert history["outputs"]["2"]["leandit"][0]["summary"]["groups"] == {"16": 20}
+    assert history["outputs"]["12"]["leandit"][0]["summary"]["groups"] == {"64": 20}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"include": "re:("}, "is not a valid regular expression"),
+        ({"exclude": "*"}, "no layer is selected"),
+        ({"device": "gpu"}, "ComfyUI runs on the CPU"),
+    ],
+    ids=["malformed pattern", "nothing selected", "no gpu"],
+)
+def test_an_error_reaches_the_history_in_words(
+    server: Any, changes: dict[str, str], words: str
+) -> None:
+    history = server.run(prompt(**changes))
+    assert history["status"]["status_str"] == "error"
+    (failure,) = [m[1] for m in history["status"]["messages"] if m[0] == "execution_error"]
+    assert failure["node_type"] == "LeanDiTQuantizeModel"
+    assert words in failure["exception_message"]
+
+
+def test_a_value_outside_a_list_is_refused_before_it_runs(server: Any) -> None:
+    status, reply = server.post("/prompt", {"prompt": prompt(format="int3")})
+    assert status == 400
+    assert "int3" in str(reply["node_errors"]["2"])
+
+
+def test_every_input_of_every_node_has_a_tooltip_on_the_server(server: Any) -> None:
+    for name, node in server.get("/object_info").items():
+        if not name.startswith("LeanDiT"):
+            continue
+        for inputs in node["input"].values():
+            for key, (_kind, options) in inputs.items():
+                assert len(options["tooltip"]) > 20, (name, key)
+        assert node["category"] == "LeanDiT"
+        assert len(node["output_tooltips"]) == len(node["output"])
