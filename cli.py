@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -78,12 +79,13 @@ def _demo(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def _demo_table(data: dict[str, Any]) -> Table:
     source = data["source"]
-    table = Table(title=f"{source['digits']} digits, {source['steps']} steps, same noise")
-    columns = ("format", "layers", "weights", "worst SQNR", "PSNR", "s/step", "read as label")
+    title = f"{source['digits']} digits, {source['steps']} steps, same noise"
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    columns = ("format", "layers", "weights", "worst SQNR", "PSNR", "s/step", "read right")
     for name in columns:
-        table.add_column(name, justify="left" if name == "format" else "right")
+        table.add_column(name, justify="left" if name == "format" else "right", no_wrap=True)
     table.add_row(
-        f"{source['dtype']} (source)",
+        "bf16 (source)",
         "",
         _megabytes(source["bytes"]),
         "",

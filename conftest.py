@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent
 
@@ -22,6 +24,13 @@ class RootIsAPlainFolder:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(RootIsAPlainFolder(), "root-is-a-plain-folder")
+    # The models are tiny: on a busy machine, threads waiting for each other cost 30 times more.
+    torch.set_num_threads(1)
+    # No timing decides a test: neither a deadline nor how fast a busy machine makes up inputs.
+    settings.register_profile(
+        "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("any machine")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

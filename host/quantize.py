@@ -13,14 +13,14 @@ from comfy.model_patcher import ModelPatcher
 
 from ..kernels.backend import LinearRequest
 from ..kernels.backends.kitchen import Route, linear_route
-from ..quant.error import sqnr_db
 from ..quant.errors import SettingsError
 from ..quant.families import family_of
+from ..quant.measured import quantize_and_measure
 from ..quant.native import to_quantized_tensor
 from ..quant.plan import Plan, Quantize, make_plan
 from ..quant.report import LayerResult, Report, quantize_report
 from ..quant.settings import QuantSettings
-from ..quant.weight import QuantizedWeight, quantize_weight
+from ..quant.weight import QuantizedWeight
 from . import linears
 from .pristine import PristineWeights, unload
 from .progress import interruptible
@@ -115,8 +115,8 @@ def _quantize_layer(
         weight = comfy.lora.calculate_weight(
             model.patches[key], weight, key, intermediate_dtype=torch.float32
         )
-    quantized = quantize_weight(weight, decision.format, decision.group_size, name)
-    return quantized.to(source.device), sqnr_db(weight, quantized)
+    quantized, sqnr = quantize_and_measure(weight, decision.format, decision.group_size, name)
+    return quantized.to(source.device), sqnr
 
 
 def _quantized_module(

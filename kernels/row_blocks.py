@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-BLOCK_ELEMENTS = 1 << 22
+BLOCK_ELEMENTS = 1 << 18
+"""Elements of a block: 1 MiB of float32, which stays in a core's cache between operations."""
 
 
 def row_blocks(rows: int, columns: int, block_elements: int = BLOCK_ELEMENTS) -> Iterator[slice]:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from .error import sqnr_db
 from .families import family_of
+from .measured import quantize_and_measure
 from .native import to_quantized_tensor
 from .plan import Layer, Plan, Quantize, make_plan
 from .report import LayerResult
 from .settings import QuantSettings
-from .weight import QuantizedWeight, quantize_weight
+from .weight import QuantizedWeight
 
 Progress = Callable[[tuple[Quantize, ...]], Iterable[Quantize]]
 
@@ -68,8 +68,10 @@ def quantize_module(
     for decision in progress(plan.selected):
         name = decision.layer.name
         weight = model.get_submodule(name).get_parameter("weight").detach().float()
-        weights[name] = quantize_weight(weight, decision.format, decision.group_size, name)
-        results[name] = LayerResult(weights[name].nbytes, sqnr_db(weight, weights[name]))
+        weights[name], sqnr = quantize_and_measure(
+            weight, decision.format, decision.group_size, name
+        )
+        results[name] = LayerResult(weights[name].nbytes, sqnr)
     for name, weight in weights.items():
         parent, _, child = name.rpartition(".")
         linear = dict(model.get_submodule(name).named_parameters())

@@ -70,11 +70,19 @@ def quantize_weight(
     """
     if format.rotated != (group_size is not None):
         raise QuantError(f"{name}: format {format.name} with rotation group {group_size}")
-    _check_finite(weight, name)
-    shape = (weight.shape[0], weight.shape[1])
+    check_finite(weight, name)
     if format.native_format == "asym_w4a8_int8":
+        shape = (weight.shape[0], weight.shape[1])
         return QuantizedWeight(format, group_size, shape, _w4a8_tensors(weight.float(), group_size))
     rotated = weight.float() if group_size is None else rotate(weight.float(), group_size)
+    return quantize_rotated(rotated, format, group_size)
+
+
+def quantize_rotated(
+    rotated: torch.Tensor, format: Format, group_size: int | None
+) -> QuantizedWeight:
+    """Quantize a float32 (N, K) weight that is rotated already, to a format with row scales."""
+    shape = (rotated.shape[0], rotated.shape[1])
     if format.native_format == "convrot_w4a4":
         payload, scale = quantize_int4_rowwise(rotated)
     else:
@@ -102,7 +110,8 @@ def _w4a8_tensors(weight: torch.Tensor, group_size: int | None) -> dict[str, tor
     return tensors
 
 
-def _check_finite(weight: torch.Tensor, name: str) -> None:
+def check_finite(weight: torch.Tensor, name: str) -> None:
+    """Raise WeightError, naming the first such value, if a weight (N, K) holds NaN or Inf."""
     low, high = torch.aminmax(weight)
     if torch.isfinite(low) and torch.isfinite(high):
         return

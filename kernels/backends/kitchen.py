@@ -53,7 +53,7 @@ def linear_route(layout: str, request: LinearRequest) -> Route:
     arguments = _sample_arguments(operation, request)
     statuses = registry.list_backends()
     refusals: dict[str, str] = {}
-    for name in ("ascend", "cuda", "hip", "triton", "eager"):
+    for name in _backends_of_this_torch():
         status = statuses.get(name)
         if status is None:
             continue
@@ -69,6 +69,13 @@ def linear_route(layout: str, request: LinearRequest) -> Route:
                 return Route(name, refusals)
             refusals[name] = f"{verdict.failed_param}: {verdict.failure_reason}"
     return Route("", refusals)
+
+
+def _backends_of_this_torch() -> tuple[str, ...]:
+    """Names in comfy-kitchen's order of preference, without those for other vendors' torch."""
+    npu = ("ascend",) if importlib.util.find_spec("torch_npu") else ()
+    gpu = "cuda" if torch.version.hip is None else "hip"
+    return (*npu, gpu, "triton", "eager")
 
 
 def _why_disabled(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -27,6 +28,9 @@ class Server:
             (folder / name).mkdir(parents=True)
         (folder / "custom_nodes" / "ComfyUI-LeanDiT").symlink_to(ROOT, target_is_directory=True)
         shutil.copytree(ROOT / "tests/host/fixture_pack", folder / "custom_nodes/fixture_pack")
+        settings = folder / "user/default/comfy.settings.json"
+        settings.parent.mkdir()
+        settings.write_text(json.dumps({"Comfy.TutorialCompleted": True}))
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -40,6 +44,7 @@ class Server:
                 cwd=comfyui,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
             )
         self._wait()
 

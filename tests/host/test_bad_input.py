@@ -93,24 +93,31 @@ def test_a_model_without_linears_is_an_error(tiny: Any, quantize: Any) -> None:
 
 
 def test_an_interrupt_between_layers_changes_nothing_and_frees_everything(
-    tiny: Any, quantize: Any
+    tiny: Any, quantize: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import gc
 
     import comfy.model_management
     import comfy.utils
     from comfy.quant_ops import QuantizedTensor
+    from leandit.host import quantize as module
 
     source = tiny.build("flux", torch.bfloat16)
     before, expected = weights(source), tiny.sample(source, "flux")
-    steps: list[int] = []
+    worked: list[str] = []
+    shown: list[tuple[int, int]] = []
+    original = module.quantize_and_measure
 
-    def press_cancel(value: int, total: int, preview: Any, **kwargs: Any) -> None:
-        steps.append(value)
-        if value == 7:
+    def cancel_in_the_seventh(weight: Any, format: Any, group: Any, name: str) -> Any:
+        worked.append(name)
+        if len(worked) == 7:
             comfy.model_management.interrupt_current_processing()
+        return original(weight, format, group, name)
 
-    comfy.utils.set_progress_bar_global_hook(press_cancel)
+    monkeypatch.setattr(module, "quantize_and_measure", cancel_in_the_seventh)
+    comfy.utils.set_progress_bar_global_hook(
+        lambda value, total, preview, **_: shown.append((value, total))
+    )
     try:
         with pytest.raises(comfy.model_management.InterruptProcessingException):
             quantize(source)
@@ -118,8 +125,9 @@ def test_an_interrupt_between_layers_changes_nothing_and_frees_everything(
         comfy.utils.set_progress_bar_global_hook(None)
         comfy.model_management.interrupt_current_processing(False)
     gc.collect()
-    assert steps == list(range(1, 8))
-    assert not [thing for thing in gc.get_objects() if isinstance(thing, QuantizedTensor)]
+    assert len(worked) == 7
+    assert shown[0] == (1, 20)
+    assert not [thing for thing in gc.get_objects() if type(thing) is QuantizedTensor]
     assert_unchanged(source, before)
     assert torch.equal(tiny.sample(source, "flux"), expected)
 

@@ -65,7 +65,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "in_dim": 16,
             "out_dim": 16,
             "text_dim": 64,
-            "freq_dim": 64,
+            "freq_dim": 256,
         },
     ),
     "qwen_image": (

@@ -10,6 +10,7 @@ from leandit.kernels.hadamard import rotate
 from leandit.quant.error import sqnr_db
 from leandit.quant.errors import QuantError, WeightError
 from leandit.quant.formats import FORMATS
+from leandit.quant.measured import quantize_and_measure
 from leandit.quant.native import dequantize, to_quantized_tensor
 from leandit.quant.weight import quantize_weight
 
@@ -115,6 +116,20 @@ def test_the_ratio_is_that_of_a_naive_float64_computation(name: str, group: int 
     error = weight.double() - dequantize(quantized).double()
     expected = 10 * math.log10((weight.double() ** 2).sum() / (error**2).sum())
     assert sqnr_db(weight, quantized) == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize(("name", "group"), CASES)
+def test_measuring_while_quantizing_gives_the_same_bits_and_ratio(
+    name: str, group: int | None
+) -> None:
+    weight = awkward_weight(torch.float32, n=700)[5:]
+    quantized, ratio = quantize_and_measure(weight, FORMATS[name], group, "layer")
+    alone = quantize_weight(weight, FORMATS[name], group)
+    for suffix, tensor in alone.tensors.items():
+        assert torch.equal(quantized.tensors[suffix].view(torch.uint8), tensor.view(torch.uint8))
+    assert ratio == pytest.approx(sqnr_db(weight, alone), abs=1e-3)
+    with pytest.raises(WeightError, match="'layer' holds"):
+        quantize_and_measure(weight * float("inf"), FORMATS[name], group, "layer")
 
 
 def test_dequantizing_undoes_the_rotation() -> None:
