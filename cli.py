@@ -6,16 +6,24 @@ import argparse
 import json
 import sys
 import traceback
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import Progress as Bar
 from rich.table import Table
 
 from . import doctor
+from .loaders.convert import quantize_file
+from .loaders.errors import CheckpointError
 from .quant.errors import QuantError
+from .quant.families import preset_names
+from .quant.formats import FORMATS, ROTATION_GROUPS
+from .quant.settings import settings_from
 
 DONE, OUR_FAULT, USERS_FAULT = 0, 1, 2
 
@@ -27,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(stderr=options.json)
     try:
         result = options.run(options, console)
-    except (QuantError, OSError) as error:
+    except (QuantError, CheckpointError, OSError) as error:
         Console(stderr=True).print(f"leandit: {error}", style="red", markup=False)
         return USERS_FAULT
     except Exception:
@@ -54,13 +62,91 @@ def _parser() -> argparse.ArgumentParser:
         help="folder for grid.png, report.json and the quantized files (default: leandit-demo)",
     )
     demo.set_defaults(run=_demo)
+    convert = commands.add_parser("quantize", help="quantize a model file into a file")
+    _add_quantize_arguments(convert)
     check = commands.add_parser("doctor", help="say what this machine can run, and why not")
     check.set_defaults(run=_doctor)
-    for command in (demo, check):
+    for command in (demo, convert, check):
         command.add_argument(
             "--json", action="store_true", help="print one JSON object on stdout, nothing else"
         )
     return parser
+
+
+def _add_quantize_arguments(convert: argparse.ArgumentParser) -> None:
+    convert.add_argument(
+        "source", type=Path, help="a .safetensors file, or the .safetensors.index.json of shards"
+    )
+    convert.add_argument("target", type=Path, help="the .safetensors file to write")
+    convert.add_argument(
+        "--format", choices=list(FORMATS), default="int8_convrot", help="default: int8_convrot"
+    )
+    convert.add_argument(
+        "--group-size",
+        choices=["auto", *map(str, ROTATION_GROUPS)],
+        default="auto",
+        help="columns rotated together; auto (default): the largest that divides each layer",
+    )
+    convert.add_argument(
+        "--preset", choices=preset_names(), default="auto", help="which layers (default: auto)"
+    )
+    for name, what in (("include", "quantize although the preset keeps it"), ("exclude", "keep")):
+        convert.add_argument(
+            f"--{name}",
+            action="append",
+            default=[],
+            metavar="PATTERN",
+            help=f"layers to {what}: a glob, or a regular expression after re:; may be repeated",
+        )
+    convert.add_argument("--overwrite", action="store_true", help="replace the target if it exists")
+    convert.set_defaults(run=_quantize)
+
+
+def _quantize(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    settings = settings_from(
+        options.format,
+        options.group_size,
+        options.preset,
+        "\n".join(options.include),
+        "\n".join(options.exclude),
+    )
+    columns = (
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=console) as bar:
+
+        def start(total: int) -> Callable[[int], None]:
+            task = bar.add_task("", total=total)
+            return lambda count: bar.advance(task, count)
+
+        done = quantize_file(options.source, options.target, settings, options.overwrite, start)
+    data = done.as_json(_peak_rss_bytes())
+    for note in done.plan.notes:
+        console.print(f"note: {note}", markup=False, highlight=False)
+    reasons = Counter(layer["reason"] for layer in data["layers_kept"])
+    for reason, count in reasons.items():
+        console.print(f"kept {count} x {reason}", markup=False, highlight=False)
+    console.print(
+        f"quantized {data['layers_quantized']} layers to {options.format}: "
+        f"{_megabytes(data['bytes_before'])} -> {_megabytes(data['bytes_after'])} "
+        f"in {data['seconds']:.1f} s",
+        highlight=False,
+    )
+    console.print(f"written: {options.target}", markup=False, highlight=False, soft_wrap=True)
+    return data
+
+
+def _peak_rss_bytes() -> int | None:
+    """Largest resident set of this process so far; None where the system does not tell."""
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _demo(options: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -1,36 +1,45 @@
-"""Writing ComfyUI's native quantized files."""
+"""ComfyUI's native quantized files: names, markers and metadata."""
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
+from ..quant.formats import Format
 from ..quant.weight import W4A8_SCALE_GROUP, QuantizedWeight
+from .stream import spec_of, write_stream
 
 
-def native_config(weight: QuantizedWeight) -> dict[str, object]:
+def native_config(format: Format, group_size: int | None) -> dict[str, object]:
     """What ComfyUI stores in a layer's `comfy_quant`, as its own save writes it."""
-    config: dict[str, object] = {"format": weight.format.native_format}
-    if weight.format.native_format == "int8_tensorwise" and weight.group_size is not None:
+    config: dict[str, object] = {"format": format.native_format}
+    if format.native_format == "int8_tensorwise" and group_size is not None:
         config["convrot"] = True
-    if weight.format.native_format == "asym_w4a8_int8":
+    if format.native_format == "asym_w4a8_int8":
         config["group_size"] = W4A8_SCALE_GROUP
-    if weight.group_size is not None:
-        config["convrot_groupsize"] = weight.group_size
+    if group_size is not None:
+        config["convrot_groupsize"] = group_size
     return config
+
+
+def marker(config: Mapping[str, object]) -> torch.Tensor:
+    """A config as the U8 tensor stored under `comfy_quant`: the bytes of its JSON."""
+    return torch.frombuffer(bytearray(json.dumps(config).encode()), dtype=torch.uint8)
+
+
+def quantization_metadata(configs: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
+    """The header entry that lists the layers' configs."""
+    text = json.dumps({"format_version": "1.0", "layers": configs})
+    return {"_quantization_metadata": text}
 
 
 def native_layer(name: str, weight: QuantizedWeight) -> dict[str, torch.Tensor]:
     """The tensors of one layer under their names in a file: weight, scales, `comfy_quant`."""
     tensors = {f"{name}.weight{suffix}": value for suffix, value in weight.tensors.items()}
-    text = json.dumps(native_config(weight)).encode()
-    tensors[f"{name}.comfy_quant"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    tensors[f"{name}.comfy_quant"] = marker(native_config(weight.format, weight.group_size))
     return tensors
 
 
@@ -46,18 +55,12 @@ def write_native(
         plain: tensors stored as they are, by their names in the file.
         quantized: weights by layer name. metadata: more header entries.
     """
-    tensors = dict(plain)
-    for name, weight in quantized.items():
-        tensors |= native_layer(name, weight)
-    layers = {name: native_config(weight) for name, weight in quantized.items()}
-    header = dict(metadata) | {
-        "_quantization_metadata": json.dumps({"format_version": "1.0", "layers": layers})
-    }
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    os.close(handle)
-    try:
-        save_file({name: value.contiguous() for name, value in tensors.items()}, temporary, header)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from plain.items()
+        for name, weight in quantized.items():
+            yield from native_layer(name, weight).items()
+
+    configs = {name: native_config(w.format, w.group_size) for name, w in quantized.items()}
+    specs = [spec_of(name, tensor) for name, tensor in tensors()]
+    write_stream(path, specs, dict(metadata) | quantization_metadata(configs), tensors())

@@ -142,3 +142,37 @@ def test_a_fault_of_ours_ends_with_1_and_a_traceback(
     monkeypatch.setattr(cli.doctor, "examine", broken)
     assert cli.main(["doctor"]) == 1
     assert "RuntimeError: broken" in capsys.readouterr().err
+
+
+def test_quantize_writes_a_file_and_prints_its_json(tmp_path: Path) -> None:
+    from leandit.demo.run import MODEL_FILE
+
+    done = run(
+        "quantize", str(MODEL_FILE), "out.safetensors", "--exclude", "*txt*", "--json", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert data["layers_quantized"] == 16
+    excluded = [layer for layer in data["layers_kept"] if "excluded" in layer["reason"]]
+    assert {"name": "double_blocks.0.txt_attn.qkv", "reason": "excluded by '*txt*'"} in excluded
+    assert 0 < data["bytes_after"] < data["bytes_before"]
+    assert data["peak_rss_bytes"] is None or data["peak_rss_bytes"] > 10**7
+    assert (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["missing.safetensors", "out.safetensors"], "No such file"),
+        (["text.safetensors", "out.safetensors"], "not a safetensors file"),
+        (["text.safetensors", "text.safetensors"], "exists already"),
+        (["text.safetensors", "o", "--include", "re:("], "not a valid regular expression"),
+    ],
+    ids=["missing file", "not a safetensors file", "existing target", "malformed pattern"],
+)
+def test_quantize_refuses_in_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
+    (tmp_path / "text.safetensors").write_text("this is a text and no safetensors file")
+    done = run("quantize", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr

@@ -118,7 +118,12 @@ def test_the_source_may_be_loaded_with_a_lora_while_it_is_quantized(
     if loaded:
         tiny.sample(with_lora, "flux")
     expected = weights(quantize(tiny.build("flux", torch.bfloat16)))
-    assert same(weights(quantize(source)), expected)
+    quantized = quantize(source)
+    assert same(weights(quantized), expected)
+    import comfy.model_management
+
+    held = [loaded.model.model for loaded in comfy.model_management.current_loaded_models]
+    assert source.model not in held, "weights on a GPU would be shared with the twin"
 
 
 def test_the_node_twice_does_not_quantize_twice(tiny: Any, quantize: Any, comfyui: Any) -> None:

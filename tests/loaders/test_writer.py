@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from leandit.loaders import writer
+from leandit.loaders import stream, writer
 from leandit.quant.formats import FORMATS
 from leandit.quant.weight import quantize_weight
 from safetensors import safe_open
@@ -51,8 +51,8 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(
     def full_disk(*_: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(writer, "save_file", full_disk)
+    monkeypatch.setattr(stream.os, "fsync", full_disk)
     with pytest.raises(OSError, match="No space left"):
-        writer.write_native(path, {}, {}, {})
+        writer.write_native(path, {"a": torch.ones(3)}, {}, {})
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
     assert path.read_text() == "old"
