@@ -226,3 +226,58 @@ def test_three_runs_leave_no_copy_behind(tiny: Any, quantize: Any) -> None:
     comfy.model_management.unload_all_models()
     gc.collect()
     assert [reference() for reference in alive] == [None, None, None]
+
+
+def test_a_twin_of_a_loaded_model_starts_unloaded(tiny: Any, comfyui: Any) -> None:
+    """Also with what dynamic VRAM hangs on modules: tables and handles Python cannot copy."""
+    import threading
+
+    from leandit.host import twin as module
+    from leandit.host.pristine import PristineWeights
+
+    source = tiny.build("flux", torch.bfloat16).clone()
+    key = "diffusion_model.double_blocks.0.img_attn.proj.weight"
+    source.add_patches({key: ("diff", (torch.ones(256, 256),))})
+    before = source.model.diffusion_model.double_blocks[0].img_attn.proj.weight.clone()
+    source.patch_model(device_to=torch.device("cpu"), lowvram_model_memory=1)
+    proj = source.model.diffusion_model.double_blocks[0].img_attn.proj
+    assert proj.weight_function
+    pins = {"lock": threading.Lock()}
+    for part in source.model.diffusion_model.modules():
+        part._pin_state = pins
+        part._pins = {"weights": {"pin": threading.Lock()}}
+        part._v = (0, 1, 2)
+        part.weight_lowvram_function = threading.Lock()
+    source.model.dynamic_vbars = {"cuda:0": threading.Lock()}
+    source.model.dynamic_pins = {"cuda:0": pins}
+    source.model.dynamic_patchers = {1}
+    source.model.model_loaded_weight_memory = 5
+
+    twin = module.make_twin(source.model, PristineWeights.of(source), {}, torch.device("cpu")).model
+    for part in twin.modules():
+        assert not set(module.LOAD_STATE) & set(vars(part))
+        assert not getattr(part, "weight_function", [])
+    for name, value in module.MODEL_STATE.items():
+        assert getattr(twin, name) == value
+    for table in module.DEVICE_TABLES:
+        assert not hasattr(twin, table)
+    assert torch.equal(twin.diffusion_model.double_blocks[0].img_attn.proj.weight, before)
+    assert proj.weight_function, "the original is still loaded"
+    assert proj._pin_state is pins
+    source.unpatch_model(torch.device("cpu"))
+
+
+def test_a_twin_takes_patched_weights_from_the_backup(tiny: Any, comfyui: Any) -> None:
+    from leandit.host.pristine import PristineWeights
+    from leandit.host.twin import make_twin
+
+    source = tiny.build("flux", torch.bfloat16).clone()
+    key = "diffusion_model.double_blocks.0.img_attn.proj.weight"
+    source.add_patches({key: ("diff", (torch.ones(256, 256),))})
+    layer = source.model.diffusion_model.double_blocks[0].img_attn.proj
+    before = layer.weight.clone()
+    source.patch_model(device_to=torch.device("cpu"))
+    assert not torch.equal(layer.weight, before)
+    twin = make_twin(source.model, PristineWeights.of(source), {}, torch.device("cpu")).model
+    assert torch.equal(twin.diffusion_model.double_blocks[0].img_attn.proj.weight, before)
+    source.unpatch_model(torch.device("cpu"))
