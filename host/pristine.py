@@ -7,12 +7,20 @@ from typing import Any
 
 import comfy.model_management
 import torch
+from comfy.model_base import BaseModel
 from comfy.model_patcher import ModelPatcher
 
 
-def unload(patcher: ModelPatcher) -> None:
-    """Take the model and its clones off the device, so that no weight is patched in place."""
-    comfy.model_management.unload_model_and_clones(patcher, unload_additional_models=False)
+def unload(model: BaseModel) -> None:
+    """Take a model off every device it is loaded on, by whichever clone.
+
+    Nothing is patched in place then: neither its weights nor its objects (`model_sampling`).
+    """
+    loaded = comfy.model_management.current_loaded_models
+    ours = [entry for entry in loaded if entry.model is not None and entry.model.model is model]
+    others = [entry for entry in loaded if entry not in ours]
+    for device in {entry.device for entry in ours}:
+        comfy.model_management.free_memory(1e30, device, others)
 
 
 class PristineWeights:

@@ -54,7 +54,7 @@ def quantize_model(
         raise SettingsError(f"unknown loras {loras!r}; valid values: bake, keep")
     compute_device = _compute_device(model, device)
     refuse_held_modules(model)
-    unload(model)
+    unload(model.model)
     pristine = PristineWeights.of(model)
     image_model = model.model.model_config.unet_config.get("image_model")
     plan = make_plan(linears.describe_layers(model, pristine), settings, family_of(image_model))
@@ -96,7 +96,8 @@ def _make_room(plan: Plan, device: torch.device) -> None:
 
 
 def _compute_dtype(model: ModelPatcher) -> torch.dtype:
-    return model.model.get_dtype_inference()
+    """The dtype of activations, also where a node has set it on this clone."""
+    return model.get_model_object("manual_cast_dtype") or model.model.get_dtype()
 
 
 def _quantize_layer(
@@ -160,6 +161,11 @@ def _report(
         comfy.model_management.module_size(patcher.model.diffusion_model)
         for patcher in (source, result)
     ]
+    if source.force_cast_weights and plan.selected:
+        plan = plan.with_note(
+            "a node has set a compute dtype on the model, so ComfyUI dequantizes every weight in "
+            "every call and no integer kernel runs; take that node out"
+        )
     return quantize_report(
         node="LeanDiTQuantizeModel",
         plan=plan,

@@ -9,7 +9,7 @@ import torch
 from comfy.model_base import BaseModel
 from comfy.model_patcher import ModelPatcher
 
-from .pristine import PristineWeights
+from .pristine import PristineWeights, unload
 from .twin import make_twin
 
 
@@ -28,6 +28,7 @@ class RebuildTwin:
 
     def __call__(self, disable_dynamic: bool = False) -> ModelPatcher:
         """A patcher without patches over a new copy of the twin, sharing its weights."""
+        unload(self.model)
         copied = make_twin(self.model, self.pristine, {}, self.offload_device).model
         patcher_class = ModelPatcher if disable_dynamic else comfy.model_patcher.CoreModelPatcher
         patcher = patcher_class(copied, self.load_device, self.offload_device)

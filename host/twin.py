@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from comfy.model_base import BaseModel
+from comfy.quant_ops import QuantizedTensor
 
 from .errors import HostError
 from .pristine import PristineWeights
@@ -95,7 +96,7 @@ def make_twin(
             _forget_load_state(module, memo)
     try:
         _fill(twin, model, memo)
-    except (TypeError, RuntimeError) as error:
+    except Exception as error:  # whatever a foreign object's own copying raises
         raise HostError(
             f"{type(model).__name__} cannot be copied, some node has put something on it that "
             f"Python cannot copy: {error}. Put LeanDiT's node directly after the loader"
@@ -115,11 +116,17 @@ def _share_tensors(
 ) -> None:
     for name, parameter in module._parameters.items():
         if parameter is not None and id(parameter) not in memo:
-            tensor = pristine.parameter(prefix + name, parameter).detach()
-            memo[id(parameter)] = torch.nn.Parameter(tensor, requires_grad=False)
+            memo[id(parameter)] = _shared(pristine.parameter(prefix + name, parameter))
     for name, buffer in module._buffers.items():
         if buffer is not None and id(buffer) not in memo:
             memo[id(buffer)] = pristine.buffer(prefix + name, buffer).detach().clone()
+
+
+def _shared(tensor: torch.Tensor) -> torch.Tensor:
+    """A Parameter over the same memory; packed tensors of other packages are taken as they are."""
+    if isinstance(tensor, QuantizedTensor) or type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(tensor.detach(), requires_grad=False)
+    return tensor
 
 
 def _forget_load_state(module: torch.nn.Module, memo: dict[int, Any]) -> None:
@@ -138,7 +145,7 @@ def _fill(twin: BaseModel, model: BaseModel, memo: dict[int, Any]) -> None:
             value = types.MethodType(value.__func__, twin)
         elif name in ("_parameters", "_buffers", "_modules"):
             value = copy.deepcopy(value, memo)
-        elif isinstance(value, dict):
-            value = dict(value)
+        elif isinstance(value, (dict, set)):
+            value = copy.copy(value)
         twin.__dict__[name] = value
     twin.__dict__.update(MODEL_STATE)

@@ -31,8 +31,24 @@ def refuse_held_modules(model: ModelPatcher) -> None:
         if by_key.get(TORCH_COMPILE_KEY):
             raise HostError(f"the model is compiled already (torch.compile); {remedy}")
     for key, patch in model.object_patches.items():
-        if key.startswith("diffusion_model") and isinstance(patch, torch.nn.Module):
+        if (
+            key.startswith("diffusion_model")
+            and callable(patch)
+            and not _is_own_method(patch, model)
+        ):
             raise HostError(f"another node has replaced the model's {key!r}; {remedy}")
+    if model.additional_models.get("multigpu"):
+        raise HostError(f"the model is spread over several GPUs already (MultiGPU); {remedy}")
+
+
+def _is_own_method(patch: object, model: ModelPatcher) -> bool:
+    """Whether a patch is a method of one of the model's modules, which can be bound to the twin's.
+
+    What any other callable holds cannot be seen; it may go on running the original's modules.
+    """
+    return isinstance(patch, types.MethodType) and any(
+        patch.__self__ is module for module in model.model.modules()
+    )
 
 
 def patcher_over(twin: Twin, source: ModelPatcher) -> ModelPatcher:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from . import towers
@@ -66,6 +66,10 @@ class Plan:
         """The layers that will be quantized."""
         return tuple(d for d in self.decisions if isinstance(d, Quantize))
 
+    def with_note(self, note: str) -> Plan:
+        """The same plan with one more note."""
+        return replace(self, notes=(*self.notes, note))
+
     @property
     def kept(self) -> tuple[Keep, ...]:
         """The layers left as they are."""
@@ -85,15 +89,25 @@ def make_plan(layers: Sequence[Layer], settings: QuantSettings, family: Family |
         family: the recognised family, or None.
 
     Raises:
-        NothingSelectedError: if no layer is selected and none is quantized already; the message
-            counts the layers by reason.
+        NothingSelectedError: if no layer is selected, unless the layers these settings ask for
+            are quantized already; the message counts the layers by reason.
     """
+    recognised = family
     if settings.preset not in ("auto", "none"):
         family = family_named(settings.preset)
     positions = towers.locate(layer.name for layer in layers)
     decisions = tuple(_decide(layer, positions[layer.name], settings, family) for layer in layers)
     plan = Plan(decisions, family.name if family else None, _notes(layers, settings))
-    if not plan.selected and not any(layer.packed for layer in layers):
+    if recognised is not None and family is not recognised:
+        plan = plan.with_note(
+            f"preset {settings.preset!r} is used, but the model is recognised as {recognised.name!r}"
+        )
+    quantized_already = (
+        _decide(replace(layer, packed=None), positions[layer.name], settings, family)
+        for layer in layers
+        if layer.packed
+    )
+    if not plan.selected and not any(isinstance(d, Quantize) for d in quantized_already):
         raise NothingSelectedError(_nothing_selected(plan))
     return plan
 

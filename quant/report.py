@@ -120,7 +120,7 @@ def _text(summary: dict[str, Any], plan: Plan) -> str:
         lines.append(f"model: {_size(before)} -> {_size(after)} ({share:.0f} %)")
         groups = ", ".join(f"{group} ({n} layers)" for group, n in summary["groups"].items())
         lines.append(f"rotation group: {groups}")
-        lines.append(f"runs on: {_backend(summary)}")
+        lines.append(f"largest layer runs on: {_backend(summary)}")
         if summary["loras_baked"]:
             lines.append(f"LoRAs merged into {summary['loras_baked']} weights before quantizing")
         lines.append("lowest signal to noise:")

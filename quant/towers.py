@@ -12,12 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 SIDE_NETWORK = re.compile(
-    r"embed|refiner|connector|guidance|fusion|adapter|encoder|resampler|injector|(^|_)in$", re.I
+    r"embed|refiner|connector|guidance|(?<!dif)fusion|adapter|encoder|resampler|injector|(^|_)in$",
+    re.I,
 )
 """Parts of a name before the block number that mark a helper of the model, not its main tower."""
 
 MODULATION = re.compile(
-    r"(^|_)mod(ulation)?($|_)|ada_?ln|ada_?norm|^norm|scale_shift|time_emb|^emb_layers$", re.I
+    r"(^|_)mod(ulation)?($|_)|^mod[cx]+$|ada_?ln|ada_?norm|^norm|scale_shift|time_emb|^emb_layers$",
+    re.I,
 )
 """Parts of a name after the block number that mark a layer feeding norms: scale, shift, gate."""
 

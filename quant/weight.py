@@ -10,6 +10,7 @@ import torch
 from ..kernels.hadamard import rotate
 from ..kernels.int4 import quantize_int4_rowwise
 from ..kernels.int8 import quantize_int8_rowwise
+from ..kernels.row_blocks import row_blocks
 from .errors import QuantError, WeightError
 from .formats import Format
 
@@ -100,14 +101,40 @@ def _w4a8_tensors(weight: torch.Tensor, group_size: int | None) -> dict[str, tor
             "format w4a8_convrot needs comfy-kitchen with asym_w4a8_int8 (0.2.31 or newer): "
             "pip install -U comfy-kitchen"
         ) from error
+    codebook = _decide_codebook(weight, group_size or 256)
+    # With the codebook decided on the whole weight, rows are independent; small blocks need a
+    # tenth of the memory. Without it the whole weight goes in one call.
+    blocks = row_blocks(*weight.shape) if codebook is not None else [slice(None)]
+    parts = []
     with registry.use_backend("eager"):
-        payload, s_rel, s_channel, _correction, codebook = quantize_w4a8_int8_weight(
-            weight, group_size=W4A8_SCALE_GROUP, convrot_groupsize=group_size or 256
-        )
-    tensors = {"": payload, "_s_rel": s_rel, "_s_channel": s_channel}
-    if codebook is not None:
-        tensors["_codebook"] = codebook
-    return tensors
+        for rows in blocks:
+            part = quantize_w4a8_int8_weight(
+                weight[rows],
+                group_size=W4A8_SCALE_GROUP,
+                convrot_groupsize=group_size or 256,
+                codebook_tensor=codebook,
+            )
+            parts.append(part)
+    payloads, s_rels, s_channels, _corrections, codebooks = zip(*parts, strict=True)
+    return {
+        "": torch.cat(payloads),
+        "_s_rel": torch.cat(s_rels),
+        "_s_channel": torch.cat(s_channels),
+        "_codebook": codebooks[0],
+    }
+
+
+def _decide_codebook(weight: torch.Tensor, group_size: int) -> torch.Tensor | None:
+    """The codebook comfy-kitchen would choose for the whole weight, or None if it cannot be asked.
+
+    The function is private to comfy-kitchen: used where it exists, never required.
+    """
+    from comfy_kitchen.backends.eager import w4a8_int8
+
+    decide = getattr(w4a8_int8, "_decide_codebook", None)
+    if decide is None:
+        return None
+    return decide(weight, rotate, W4A8_SCALE_GROUP, group_size)
 
 
 def check_finite(weight: torch.Tensor, name: str) -> None:

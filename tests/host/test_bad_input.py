@@ -50,8 +50,11 @@ def test_a_lora_with_nan_names_the_layer(tiny: Any, quantize: Any) -> None:
 
     source = tiny.build("flux", torch.bfloat16).clone()
     source.add_patches({PROJ: ("diff", (torch.full((256, 256), float("nan")),))})
+    before = weights(source)
     with pytest.raises(WeightError, match=r"'double_blocks.1.img_attn.proj' holds 65536 values"):
         quantize(source)
+    assert_unchanged(source, before)
+    assert set(source.patches) == {PROJ}
 
 
 @pytest.mark.parametrize(
@@ -71,16 +74,22 @@ def test_a_wrong_setting_is_refused(
 ) -> None:
     from leandit.quant.errors import SettingsError
 
+    source = tiny.build("flux", torch.bfloat16)
+    before = weights(source)
     with pytest.raises(SettingsError) as caught:
-        quantize(tiny.build("flux", torch.bfloat16), **arguments)
+        quantize(source, **arguments)
     assert words in str(caught.value)
+    assert_unchanged(source, before)
 
 
 def test_no_selected_layer_is_an_error_with_the_reasons(tiny: Any, quantize: Any) -> None:
     from leandit.quant.errors import NothingSelectedError
 
+    source = tiny.build("flux", torch.bfloat16)
+    before = weights(source)
     with pytest.raises(NothingSelectedError, match=r"excluded by '\*'"):
-        quantize(tiny.build("flux", torch.bfloat16), exclude="*")
+        quantize(source, exclude="*")
+    assert_unchanged(source, before)
 
 
 def test_a_model_without_linears_is_an_error(tiny: Any, quantize: Any) -> None:
@@ -166,6 +175,54 @@ def test_injections_and_replaced_modules_are_refused(tiny: Any, quantize: Any) -
         quantize(replaced)
 
 
+def test_a_patched_callable_that_may_hold_the_originals_modules_is_refused(
+    tiny: Any, quantize: Any
+) -> None:
+    import functools
+
+    from leandit.host.errors import HostError
+
+    source = tiny.build("flux", torch.bfloat16).clone()
+    block = source.model.diffusion_model.double_blocks[0]
+    key = "diffusion_model.double_blocks.0.forward"
+    source.add_object_patch(key, functools.partial(type(block).forward, block))
+    with pytest.raises(HostError, match=r"'diffusion_model\.double_blocks\.0\.forward'"):
+        quantize(source)
+
+
+def test_a_model_spread_over_gpus_is_refused(tiny: Any, quantize: Any) -> None:
+    from leandit.host.errors import HostError
+
+    source = tiny.build("flux", torch.bfloat16).clone()
+    source.set_additional_models("multigpu", [tiny.build("flux", torch.bfloat16)])
+    with pytest.raises(HostError, match="spread over several GPUs"):
+        quantize(source)
+
+
+def test_something_that_cannot_be_copied_is_an_error_with_a_remedy(
+    tiny: Any, quantize: Any
+) -> None:
+    from leandit.host.errors import HostError
+
+    class Uncopyable:
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise ValueError("no copies")
+
+    source = tiny.build("flux", torch.bfloat16)
+    source.model.diffusion_model.double_blocks[0].thing = Uncopyable()
+    with pytest.raises(HostError, match="no copies. Put LeanDiT's node directly after the loader"):
+        quantize(source)
+
+
+def test_a_compute_dtype_set_on_the_model_is_noted(tiny: Any, quantize: Any) -> None:
+    source = tiny.build("flux", torch.bfloat16).clone()
+    source.set_model_compute_dtype(torch.bfloat16)
+    quantized, report = quantize(source)
+    assert any("no integer kernel runs" in note for note in report.notes)
+    weight = quantized.model.diffusion_model.double_blocks[0].img_attn.qkv.weight
+    assert weight.dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_fp8_weights_are_kept_and_reported(tiny: Any, quantize: Any, dtype: torch.dtype) -> None:
     source = tiny.build("flux", torch.bfloat16)
@@ -181,15 +238,40 @@ def test_fp8_weights_are_kept_and_reported(tiny: Any, quantize: Any, dtype: torc
 
 
 def test_a_gguf_weight_is_kept_and_reported(tiny: Any, quantize: Any) -> None:
+    """The GGUF loader holds packed bytes in a Parameter subclass with the type as attribute."""
+
     class PackedTensor(torch.nn.Parameter):
         tensor_type = "Q4_K"
 
     source = tiny.build("flux", torch.bfloat16)
     linear = source.model.diffusion_model.single_blocks[0].linear1
     linear.weight = PackedTensor(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
-    _, report = quantize(source)
+    quantized, report = quantize(source)
     reasons = {layer["name"]: layer["reason"] for layer in report.layers}
     assert reasons["single_blocks.0.linear1"] == "already quantized (GGUF Q4_K)"
+    kept = quantized.model.diffusion_model.single_blocks[0].linear1.weight
+    assert type(kept) is PackedTensor
+    assert kept.tensor_type == "Q4_K"
+
+
+def test_an_nvfp4_weight_is_kept_with_its_scales(tiny: Any, quantize: Any) -> None:
+    import comfy.ops
+    from comfy.quant_ops import QuantizedTensor
+
+    source = tiny.build("flux", torch.bfloat16)
+    block = source.model.diffusion_model.single_blocks[0]
+    layer = comfy.ops.mixed_precision_ops({}, torch.float32).Linear(256, 1792)
+    weight = QuantizedTensor.from_float(block.linear1.weight.float(), "TensorCoreNVFP4Layout")
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    layer.bias = block.linear1.bias
+    layer.quant_format, layer.layout_type = "nvfp4", "TensorCoreNVFP4Layout"
+    block.linear1 = layer
+    quantized, report = quantize(source)
+    reasons = {found["name"]: found["reason"] for found in report.layers}
+    assert reasons["single_blocks.0.linear1"] == "already quantized (nvfp4)"
+    kept = quantized.model.diffusion_model.single_blocks[0].linear1.weight
+    assert torch.equal(kept._qdata, weight._qdata)
+    assert torch.equal(kept.dequantize(), weight.dequantize())
 
 
 def test_layers_that_other_nodes_hold_are_kept_with_the_reason(tiny: Any, quantize: Any) -> None:

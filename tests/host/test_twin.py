@@ -175,6 +175,37 @@ def test_a_multi_gpu_deep_clone_is_still_quantized(tiny: Any, quantize: Any) -> 
     assert torch.equal(tiny.sample(again, "flux"), expected)
 
 
+@pytest.mark.parametrize("how", ["force_deepcopy", "factory"])
+def test_a_rebuilt_copy_is_free_of_what_a_loaded_sibling_has_patched(
+    tiny: Any, quantize: Any, how: str
+) -> None:
+
+    quantized = quantize(tiny.build("wan", torch.bfloat16))
+    expected = tiny.sample(quantized, "wan")
+    sibling = quantized.clone()
+    sampling = type(quantized.get_model_object("model_sampling"))(quantized.model.model_config)
+    sampling.set_parameters(shift=7.0, multiplier=1000)
+    sibling.add_object_patch("model_sampling", sampling)
+    assert not torch.equal(tiny.sample(sibling, "wan"), expected)
+    if how == "factory":
+        build, arguments = quantized.cached_patcher_init
+        rebuilt = build(*arguments, disable_dynamic=True)
+        assert rebuilt.model.model_sampling.shift != 7.0
+    else:
+        rebuilt = quantized.clone(force_deepcopy=True)
+    assert torch.equal(tiny.sample(rebuilt, "wan"), expected)
+
+
+def test_hooks_can_be_registered_on_the_twin_and_stay_off_the_source(
+    tiny: Any, quantize: Any
+) -> None:
+    source = tiny.build("wan", torch.bfloat16)
+    quantized = quantize(source)
+    handle = quantized.model.register_forward_hook(lambda *_: None)
+    assert not source.model._forward_hooks
+    handle.remove()
+
+
 def test_the_twin_never_hands_the_source_to_comfyuis_memory_manager(
     tiny: Any, quantize: Any
 ) -> None:

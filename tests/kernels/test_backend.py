@@ -53,12 +53,6 @@ def test_without_a_gpu_comfy_kitchen_runs_eager_and_says_why_not_cuda(layout: st
     assert "CUDA" in route.refusals["cuda"]
 
 
-def test_a_group_outside_a_backends_limits_is_a_reason() -> None:
-    request = LinearRequest("cpu", torch.float64, 32, 64, 256, 256)
-    route = linear_route("TensorWiseINT8Layout", request)
-    assert "eager" in route.refusals or route.backend == "eager"
-
-
 def test_a_missing_comfy_kitchen_is_said_with_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(

@@ -114,8 +114,21 @@ def test_packed_layers_are_kept_even_when_included(preset: str) -> None:
 
 
 def test_a_model_that_is_quantized_already_gives_a_plan_without_selected_layers() -> None:
-    plan = make_plan(layers(("blocks.0.q", 256), packed="already quantized"), settings_from(), None)
+    specs = (("blocks.0.q", 256), ("blocks.1.q", 256))
+    plan = make_plan(layers(*specs, packed="already quantized"), settings_from(), None)
     assert plan.selected == ()
+
+
+def test_one_packed_layer_does_not_hide_that_nothing_is_selected() -> None:
+    packed = layers(("blocks.0.v", 256), packed="already quantized (fp8)")
+    with pytest.raises(NothingSelectedError, match=r"excluded by '\*'"):
+        make_plan([*packed, *tower("q")], settings_from(exclude="*"), None)
+
+
+def test_a_preset_for_another_family_is_noted() -> None:
+    plan = make_plan(tower("q"), settings_from(preset="wan"), family_of("flux"))
+    assert "preset 'wan' is used, but the model is recognised as 'flux'" in plan.notes
+    assert not make_plan(tower("q"), settings_from(preset="flux"), family_of("flux")).notes
 
 
 def test_no_linear_layers_is_an_error() -> None:

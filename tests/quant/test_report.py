@@ -59,7 +59,7 @@ def test_the_text_says_what_was_done_what_not_and_why() -> None:
     text = make_report([41.2, 39.0]).text
     assert "quantized 2 of 3 layers to int8_convrot, preset auto, in 1.3 s on cpu" in text
     assert "model: 4.00 GB -> 2.10 GB (52 %)" in text
-    assert "runs on: comfy-kitchen eager (not cuda: CUDA not available)" in text
+    assert "largest layer runs on: comfy-kitchen eager (not cuda: CUDA not available)" in text
     assert "LoRAs merged into 3 weights" in text
     assert "39.0 dB  blocks.1.q" in text
     assert "1 x outside the repeated blocks" in text

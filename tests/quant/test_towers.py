@@ -41,6 +41,7 @@ def test_a_unet_has_towers_although_its_blocks_differ() -> None:
         "single_blocks.#.linear1",
         "layers.#.feed_forward.w1",
         "joint_blocks.#.x_block.attn.qkv",
+        "diffusion_transformer.layers.#.attn.to_q",
     ],
 )
 def test_attention_and_mlp_layers_are_taken(name: str) -> None:
@@ -56,6 +57,9 @@ def test_attention_and_mlp_layers_are_taken(name: str) -> None:
         "layers.#.adaLN_modulation.0",
         "blocks.#.adaln_proj.linear",
         "transformer_blocks.#.norm1.linear",
+        "double_layers.#.modX.1",
+        "double_layers.#.modC.1",
+        "single_layers.#.modCX.1",
         "txt_in.individual_token_refiner.blocks.#.mlp.0",
         "noise_refiner.#.attention.qkv",
         "audio_embeddings_connector.transformer_1d_blocks.#.attn1.to_q",
