@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from .quant.families import preset_names
 from .quant.formats import FORMATS, ROTATION_GROUPS
 from .quant.settings import settings_from
 
-DONE, OUR_FAULT, USERS_FAULT = 0, 1, 2
+DONE, OUR_FAULT, USERS_FAULT, INTERRUPTED = 0, 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (QuantError, CheckpointError, OSError) as error:
         Console(stderr=True).print(f"leandit: {error}", style="red", markup=False)
         return USERS_FAULT
+    except KeyboardInterrupt:
+        Console(stderr=True).print("leandit: interrupted")
+        return INTERRUPTED
     except Exception:
         traceback.print_exc()
         return OUR_FAULT
@@ -50,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="leandit", description="Quantize large diffusion transformers and see what it costs."
     )
+    parser.add_argument("--version", action="version", version=f"leandit {version('leandit')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     demo = commands.add_parser(
         "demo",
@@ -152,7 +158,7 @@ def _peak_rss_bytes() -> int | None:
 def _demo(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     from .demo.run import run_demo  # loads the model's code only when asked for
 
-    options.out.mkdir(parents=True, exist_ok=True)
+    _make_writable(options.out)
     with console.status("starting") as status:
         result = run_demo(options.out, lambda name: status.update(f"drawing digits: {name}"))
     data = result.as_json()
@@ -161,6 +167,16 @@ def _demo(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     console.print(f"pictures: {options.out / 'grid.png'}", markup=False)
     console.print(f"figures:  {options.out / 'report.json'}", markup=False)
     return data
+
+
+def _make_writable(folder: Path) -> None:
+    """Make a folder and try it, before minutes of work are spent for it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(f"cannot write into {folder} ({error.strerror}); choose --out") from error
 
 
 def _demo_table(data: dict[str, Any]) -> Table:

@@ -55,6 +55,8 @@ def as_json(findings: tuple[Finding, ...]) -> dict[str, Any]:
 
 def _torch() -> Finding:
     built_for = torch.version.cuda
+    if torch.version.hip is not None:
+        return Finding("torch", True, f"{torch.__version__}, built for ROCm {torch.version.hip}")
     if built_for is None:
         return Finding(
             "torch",
@@ -75,8 +77,15 @@ def _torch() -> Finding:
 
 def _gpu() -> Finding:
     if not torch.cuda.is_available():
-        return Finding("gpu", False, "no CUDA device: everything runs on the CPU, slowly")
+        return Finding(
+            "gpu",
+            False,
+            "no CUDA device: every format runs, on the CPU, slowly",
+            "an NVIDIA card of the Turing generation or newer",
+        )
     properties = torch.cuda.get_device_properties(0)
+    if torch.version.hip is not None:
+        return Finding("gpu", True, f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB")
     capability = (properties.major, properties.minor)
     text = (
         f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB, "
@@ -98,7 +107,8 @@ def _kitchen() -> tuple[Finding, ...]:
     chosen = Finding(
         "comfy-kitchen",
         bool(route.backend),
-        f"{version}, runs INT8 linears with its {route.backend or 'no'} backend",
+        f"{version}, runs INT8 linears with its {route.backend or 'no'} backend "
+        "(ComfyUI switches triton off unless told, and cuda below CUDA 13)",
     )
     others = (
         Finding(f"comfy-kitchen {name}", False, reason) for name, reason in route.refusals.items()
@@ -108,6 +118,8 @@ def _kitchen() -> tuple[Finding, ...]:
 
 def _package(name: str, brings: str, install: str) -> Finding:
     if importlib.util.find_spec(name) is None:
+        if not torch.cuda.is_available():
+            return Finding(name, False, f"not installed ({brings}); of use only with a GPU")
         return Finding(name, False, f"not installed ({brings})", install)
     try:
         version = importlib.metadata.version(name.replace("_", "-"))
@@ -117,21 +129,26 @@ def _package(name: str, brings: str, install: str) -> Finding:
 
 
 def _comfyui() -> Finding:
+    named = os.environ.get("COMFYUI_PATH")
     for folder in _comfyui_places():
         if (folder / "comfy" / "model_patcher.py").is_file():
             return Finding("ComfyUI", True, f"found at {folder}")
+    looked = named or "the parent custom_nodes and ~/ComfyUI"
     return Finding(
         "ComfyUI",
         False,
-        "not found (looked at COMFYUI_PATH, the parent custom_nodes and ~/ComfyUI)",
+        f"not found at {looked}",
         "set COMFYUI_PATH to its folder; the command line works without it",
     )
 
 
 def _comfyui_places() -> tuple[Path, ...]:
+    """A COMFYUI_PATH that is set decides alone."""
+    named = os.environ.get("COMFYUI_PATH")
+    if named:
+        return (Path(named),)
     places = [Path.home() / "ComfyUI"]
     checkout = Path(__file__).resolve().parent
     if checkout.parent.name == "custom_nodes":
         places.insert(0, checkout.parent.parent)
-    named = os.environ.get("COMFYUI_PATH")
-    return (Path(named), *places) if named else tuple(places)
+    return tuple(places)

@@ -57,6 +57,7 @@ def _describe(name: str, module: Any, patcher: ModelPatcher, pristine: PristineW
         k=module.in_features,
         nbytes=0 if weight is None else stored_bytes(weight),
         packed=_why_packed(module, weight),
+        dtype="" if weight is None else str(weight.dtype).removeprefix("torch."),
         barred=_why_barred(module, weight, key, patcher),
     )
 

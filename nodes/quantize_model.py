@@ -16,8 +16,8 @@ class LeanDiTQuantizeModel:
 
     CATEGORY = "LeanDiT"
     DESCRIPTION = (
-        "Quantizes a loaded diffusion model to 8 or 4 bits, so that it needs half or a quarter of "
-        "the memory and runs on integer tensor cores. Works on the MODEL as it is in the graph, "
+        "Quantizes a loaded diffusion model to 8 or 4 bits: quantized layers take a half or a "
+        "quarter of the memory and run on integer tensor cores. Works on the MODEL as it is in the graph, "
         "with its LoRAs. The input MODEL stays unchanged."
     )
     FUNCTION = "quantize"
@@ -66,6 +66,7 @@ class LeanDiTQuantizeModel:
                     {
                         "default": "",
                         "multiline": True,
+                        "placeholder": "include: one pattern a line, e.g. *img_mod*",
                         "tooltip": "Layers to quantize although the preset keeps them: one pattern "
                         "a line, such as *img_mod* or re:blocks\\.[0-3]\\. Empty: none.",
                     },
@@ -75,6 +76,7 @@ class LeanDiTQuantizeModel:
                     {
                         "default": "",
                         "multiline": True,
+                        "placeholder": "exclude: one pattern a line, e.g. double_blocks.0.*",
                         "tooltip": "Layers to keep in 16 bit: one pattern a line, such as "
                         "double_blocks.0.* or re:mlp. Wins over include. Empty: none.",
                     },

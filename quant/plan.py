@@ -13,6 +13,14 @@ from .formats import ROTATION_GROUPS, Format
 from .patterns import unmatched
 from .settings import QuantSettings
 
+SIZE_READ_IN_BLOCKS = ("*transformer_blocks.0.attn2.to_k",)
+"""Layers inside blocks from whose width ComfyUI reads a model's size (LTX, SD). Outside of blocks
+it may be any. Source: `.shape[1]` in ComfyUI's model_detection.py."""
+
+SIZE_READ_REASON = (
+    "ComfyUI reads the model's size from this weight's shape; stored in 4 bits it has another"
+)
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -21,7 +29,7 @@ class Layer:
     name is relative to the diffusion model; n, k are out_features, in_features; nbytes is the
     size of its stored weight; packed says in words why the weight is not a plain float matrix
     ("already int8_tensorwise"), or None; barred says why it must not be replaced although it is
-    one (a LoRA that changes its shape), or None.
+    one (a LoRA that changes its shape), or None; dtype is that of the weight as it is held.
     """
 
     name: str
@@ -30,6 +38,7 @@ class Layer:
     nbytes: int
     packed: str | None = None
     barred: str | None = None
+    dtype: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,11 +148,17 @@ def _decide(
         group, problem = rotation_group(layer.k, settings)
         if problem is not None:
             return Keep(layer, problem)
+    if settings.format.weight_bits < 8 and _gives_the_models_size(layer.name, position):
+        return Keep(layer, SIZE_READ_REASON)
     if layer.k % settings.format.k_multiple:
         multiple = settings.format.k_multiple
         problem = f"{settings.format.name} needs K divisible by {multiple}, K={layer.k}"
         return Keep(layer, problem)
     return Quantize(layer, settings.format, group, reason)
+
+
+def _gives_the_models_size(name: str, position: towers.Position) -> bool:
+    return position.tower is None or any(fnmatchcase(name, p) for p in SIZE_READ_IN_BLOCKS)
 
 
 def _wanted(
@@ -195,7 +210,8 @@ def _nothing_selected(plan: Plan) -> str:
         f"{len(names)} x {reason} (such as {names[0]!r})" for reason, names in counts.items()
     )
     notes = "".join(f"; {note}" for note in plan.notes)
-    return (
-        f"no layer is selected: {reasons}{notes}. "
-        "Use preset 'none' or an include pattern to choose layers yourself"
-    )
+    if any(reason.startswith("excluded by") for reason in counts):
+        remedy = "Make the exclude patterns narrower or remove them; exclude wins over include"
+    else:
+        remedy = "Use preset 'none' or an include pattern to choose layers yourself"
+    return f"no layer is selected: {reasons}{notes}. {remedy}"

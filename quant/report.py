@@ -67,7 +67,9 @@ def quantize_report(
     """
     ratios = {name: result.sqnr_db for name, result in results.items()}
     worst = sorted(ratios, key=ratios.__getitem__)[:WORST_LAYERS]
+    dtypes = sorted({decision.layer.dtype for decision in plan.selected if decision.layer.dtype})
     summary: dict[str, Any] = {
+        "source_dtypes": dtypes,
         "format": settings.format.name,
         "preset": settings.preset,
         "family": plan.family,
@@ -117,7 +119,10 @@ def _text(summary: dict[str, Any], plan: Plan) -> str:
     if summary["layers_quantized"]:
         before, after = summary["bytes_before"], summary["bytes_after"]
         share = 100 * after / before if before else 100
-        lines.append(f"model: {_size(before)} -> {_size(after)} ({share:.0f} %)")
+        held = (
+            f", held as {', '.join(summary['source_dtypes'])}" if summary["source_dtypes"] else ""
+        )
+        lines.append(f"model: {_size(before)}{held} -> {_size(after)} ({share:.0f} %)")
         groups = ", ".join(f"{group} ({n} layers)" for group, n in summary["groups"].items())
         lines.append(f"rotation group: {groups}")
         lines.append(f"largest layer runs on: {_backend(summary)}")

@@ -129,8 +129,19 @@ def test_a_folder_that_cannot_be_written_ends_with_2_and_one_line(tmp_path: Path
     (tmp_path / "file").touch()
     done = run("demo", "--out", str(tmp_path / "file" / "out"), cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith("leandit: ")
+    assert done.stderr.replace("\n", " ").startswith("leandit: cannot write into")
     assert "Traceback" not in done.stderr
+
+
+def test_an_interrupt_ends_with_130_and_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.doctor, "examine", interrupted)
+    assert cli.main(["doctor"]) == 130
+    assert capsys.readouterr().err == "leandit: interrupted\n"
 
 
 def test_a_fault_of_ours_ends_with_1_and_a_traceback(

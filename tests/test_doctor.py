@@ -37,6 +37,8 @@ def test_a_torch_for_cuda_12_is_named_with_the_remedy(monkeypatch: pytest.Monkey
 
 def test_a_missing_package_comes_with_its_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(doctor, "_gpu", lambda: doctor.Finding("gpu", True, "a card"))
     found = by_subject()
     assert found["sageattention"].remedy == "pip install sageattention"
     assert found["comfy-kitchen"].remedy == "pip install comfy-kitchen"
@@ -47,6 +49,13 @@ def test_comfyui_is_found_by_its_variable(monkeypatch: pytest.MonkeyPatch, tmp_p
     (tmp_path / "comfy/model_patcher.py").touch()
     monkeypatch.setenv("COMFYUI_PATH", str(tmp_path))
     assert by_subject()["ComfyUI"].text == f"found at {tmp_path}"
+
+
+def test_a_comfyui_path_that_leads_nowhere_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMFYUI_PATH", "/no/such/folder")
+    found = by_subject()["ComfyUI"]
+    assert not found.ok
+    assert found.text == "not found at /no/such/folder"
 
 
 def test_the_json_is_plain_data() -> None:

@@ -210,7 +210,9 @@ def test_something_that_cannot_be_copied_is_an_error_with_a_remedy(
 
     source = tiny.build("flux", torch.bfloat16)
     source.model.diffusion_model.double_blocks[0].thing = Uncopyable()
-    with pytest.raises(HostError, match="no copies. Put LeanDiT's node directly after the loader"):
+    with pytest.raises(
+        HostError, match=r"no copies\. Put LeanDiT's node directly after the loader"
+    ):
         quantize(source)
 
 

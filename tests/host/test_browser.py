@@ -77,7 +77,12 @@ def test_an_example_workflow_becomes_its_api_twin(page: Any, path: Path) -> None
     assert found == twin
 
 
-def test_the_report_appears_in_the_node_and_not_in_the_workflow(page: Any) -> None:
+@pytest.mark.parametrize("renderer", ["classic", "Nodes 2.0"])
+def test_the_report_appears_in_the_node_and_not_in_the_workflow(page: Any, renderer: str) -> None:
+    page.evaluate(
+        "(on) => window.app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)",
+        renderer == "Nodes 2.0",
+    )
     prompt = {
         "1": {
             "class_type": "UNETLoader",
@@ -88,7 +93,7 @@ def test_the_report_appears_in_the_node_and_not_in_the_workflow(page: Any) -> No
             "inputs": {
                 "model": ["1", 0],
                 "format": "w4a8_convrot",
-                "group_size": "64",
+                "group_size": "64" if renderer == "classic" else "16",
                 "preset": "auto",
                 "include": "*img_mod*",
                 "exclude": "",
@@ -112,16 +117,37 @@ def test_the_report_appears_in_the_node_and_not_in_the_workflow(page: Any) -> No
     )
     page.evaluate("() => window.app.canvas.ds.reset()")
     page.wait_for_timeout(300)
-    screenshot(page, "report")
+    screenshot(page, f"report-{renderer}")
     assert "quantized 22 of 36 layers to w4a8_convrot" in text
-    area = page.get_by_label("LeanDiT report")
+    area = page.get_by_label("LeanDiT report").last
     assert area.input_value() == text
+    assert area.is_visible()
     assert area.get_attribute("readonly") is not None
     saved = page.evaluate("() => JSON.stringify(window.app.graph.serialize())")
     assert "quantized 22 of 36" not in saved
     again = page.evaluate("async () => (await window.app.graphToPrompt()).output")
     inputs = next(n["inputs"] for n in again.values() if n["class_type"] == "LeanDiTQuantizeModel")
     assert set(inputs) == set(prompt["2"]["inputs"])
+
+
+def test_a_failed_run_shows_the_error_in_place_of_the_old_report(page: Any) -> None:
+    page.evaluate(
+        """() => {
+            const node = window.app.graph.nodes.find((n) => n.type === 'LeanDiTQuantizeModel');
+            node.widgets.find((w) => w.name === 'exclude').value = '*';
+            return window.app.queuePrompt(0);
+        }"""
+    )
+    page.wait_for_function(
+        """() => window.app.graph.nodes.some((node) =>
+            node.widgets?.some((w) => w.name === 'leandit_report' && w.value.startsWith('failed:')))""",
+        timeout=60_000,
+    )
+    text = page.evaluate(
+        """() => window.app.graph.nodes.flatMap((node) => node.widgets ?? [])
+            .find((w) => w.name === 'leandit_report').value"""
+    )
+    assert "no layer is selected" in text
 
 
 def test_the_help_page_is_served_where_the_frontend_looks_for_it(page: Any) -> None:
