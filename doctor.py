@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from .kernels.backend import LinearRequest
-from .kernels.backends.kitchen import kitchen_missing, linear_route
+from .kernels.backend import LinearRequest, NoBackendError, choose
+from .kernels.backends.kitchen import KitchenBackend, kitchen_missing, linear_route
+from .kernels.backends.reference import ReferenceBackend
 
 OPTIONAL_PACKAGES = {
     "triton": ("compiled kernels", "pip install triton (Windows: pip install triton-windows)"),
@@ -42,6 +43,7 @@ def examine() -> tuple[Finding, ...]:
         Finding("python", True, f"{platform.python_version()} on {platform.platform()}"),
         _torch(),
         _gpu(),
+        _int8_linear(),
         *_kitchen(),
         *(_package(name, *rest) for name, rest in OPTIONAL_PACKAGES.items()),
         _comfyui(),
@@ -96,14 +98,27 @@ def _gpu() -> Finding:
     return Finding("gpu", True, text)
 
 
+def _sample_request() -> LinearRequest:
+    """A linear of a size common in diffusion transformers."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return LinearRequest(device, torch.bfloat16, m=4096, n=4096, k=4096, group_size=256)
+
+
+def _int8_linear() -> Finding:
+    try:
+        choice = choose((KitchenBackend(), ReferenceBackend()), _sample_request())
+    except NoBackendError as error:
+        return Finding("int8 linear", False, str(error))
+    reasons = "; ".join(f"not {name}: {why}" for name, why in choice.refusals.items())
+    return Finding("int8 linear", True, " ".join(filter(None, (choice.backend.name, reasons))))
+
+
 def _kitchen() -> tuple[Finding, ...]:
     missing = kitchen_missing()
     if missing is not None:
         return (Finding("comfy-kitchen", False, missing, "pip install comfy-kitchen"),)
     version = importlib.metadata.version("comfy-kitchen")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    request = LinearRequest(device, torch.bfloat16, m=4096, n=4096, k=4096, group_size=256)
-    route = linear_route("TensorWiseINT8Layout", request)
+    route = linear_route("TensorWiseINT8Layout", _sample_request())
     chosen = Finding(
         "comfy-kitchen",
         bool(route.backend),
