@@ -56,8 +56,8 @@ def quantize_model(
     refuse_held_modules(model)
     unload(model.model)
     pristine = PristineWeights.of(model)
-    image_model = model.model.model_config.unet_config.get("image_model")
-    plan = make_plan(linears.describe_layers(model, pristine), settings, family_of(image_model))
+    family = family_of(_image_model(model))
+    plan = make_plan(linears.describe_layers(model, pristine), settings, family)
     if not plan.selected:
         report = _report(model, model, plan, {}, settings, compute_device, 0, started)
         return model.clone(), report
@@ -78,6 +78,12 @@ def quantize_model(
     baked = _drop_patches(quantized, plan) if bake else 0
     report = _report(model, quantized, plan, results, settings, compute_device, baked, started)
     return quantized, report
+
+
+def _image_model(model: ModelPatcher) -> str | None:
+    """ComfyUI's name of the architecture; None for UNets and for models of other packages."""
+    config = getattr(getattr(model.model, "model_config", None), "unet_config", None)
+    return config.get("image_model") if isinstance(config, dict) else None
 
 
 def _compute_device(model: ModelPatcher, device: str) -> torch.device:

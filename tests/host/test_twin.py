@@ -312,3 +312,54 @@ def test_a_twin_takes_patched_weights_from_the_backup(tiny: Any, comfyui: Any) -
     twin = make_twin(source.model, PristineWeights.of(source), {}, torch.device("cpu")).model
     assert torch.equal(twin.diffusion_model.double_blocks[0].img_attn.proj.weight, before)
     source.unpatch_model(torch.device("cpu"))
+
+
+def test_a_unet_without_a_family_is_quantized_by_the_general_rule(
+    tiny: Any, quantize: Any, comfyui: Any
+) -> None:
+    import comfy.model_patcher
+    import comfy.sample
+    import comfy.supported_models
+    from leandit.host.quantize import quantize_model
+    from leandit.quant.settings import settings_from
+
+    config = {
+        "image_size": 32,
+        "in_channels": 4,
+        "out_channels": 4,
+        "model_channels": 64,
+        "num_res_blocks": [1, 1],
+        "channel_mult": [1, 2],
+        "transformer_depth": [1, 1],
+        "transformer_depth_output": [1, 1, 1, 1],
+        "transformer_depth_middle": 1,
+        "context_dim": 64,
+        "num_heads": 4,
+        "num_head_channels": -1,
+        "use_spatial_transformer": True,
+        "use_linear_in_transformer": False,
+        "adm_in_channels": None,
+        "use_temporal_attention": False,
+        "legacy": False,
+        "num_classes": None,
+    }
+    model_config = comfy.supported_models.SD15(config)
+    model_config.set_inference_dtype(torch.float32, None)
+    cpu = torch.device("cpu")
+    model = model_config.get_model({}, "", device=cpu)
+    tiny.fill(model)
+    source = comfy.model_patcher.ModelPatcher(model, cpu, cpu)
+    quantized, report = quantize_model(source, settings_from())
+    assert report.summary["family"] is None
+    reasons = {layer["name"]: layer["reason"] for layer in report.layers if not layer["format"]}
+    assert "emb_layers" in reasons["input_blocks.1.0.emb_layers.1"]
+    assert "outside the repeated blocks" in reasons["time_embed.0"]
+    noise = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    given = [[torch.ones(1, 6, 64), {}]]
+
+    def run(patcher: Any) -> torch.Tensor:
+        return comfy.sample.sample(
+            patcher, noise, 2, 1.0, "euler", "simple", given, given, noise * 0, disable_pbar=True
+        )
+
+    assert 0 < distance(run(quantized), run(source)) < 0.02

@@ -224,11 +224,11 @@ def build(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **chan
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = model_config.get_model({}, "", device=cpu)
-        _fill(model)
+        fill(model)
     return comfy.model_patcher.ModelPatcher(model, cpu, cpu)
 
 
-def _fill(model: torch.nn.Module) -> None:
+def fill(model: torch.nn.Module) -> None:
     """Random weights with some large columns, as trained transformers have."""
     for name, parameter in model.diffusion_model.named_parameters():
         if parameter.dim() < 2:
