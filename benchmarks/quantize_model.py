@@ -31,7 +31,7 @@ from machine import machine
 
 FORMATS = ("int8_convrot", "int8", "w4a8_convrot", "w4a4_convrot")
 SAMPLE_SECONDS = 0.002
-RETURN_FREED_BLOCKS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 18)}
+RETURN_FREED_BLOCKS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 23)}
 """glibc reads it at start; other C libraries ignore it."""
 
 
