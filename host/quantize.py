@@ -70,9 +70,10 @@ def quantize_model(
     operations = comfy.ops.mixed_precision_ops({}, _compute_dtype(model))
     for decision in interruptible(plan.selected):
         name = decision.layer.name
-        weight, sqnr = _quantize_layer(model, decision, pristine, compute_device, bake)
+        module = modules[name]
+        weight, sqnr = _quantize_layer(model, module, decision, pristine, compute_device, bake)
         results[name] = LayerResult(weight.nbytes, sqnr)
-        replaced[name] = _quantized_module(operations, modules[name], weight, pristine, name)
+        replaced[name] = _quantized_module(operations, module, weight, pristine, name)
     twin = make_twin(model.model, pristine, replaced, model.offload_device)
     quantized = patcher_over(twin, model)
     baked = _drop_patches(quantized, plan) if bake else 0
@@ -108,6 +109,7 @@ def _compute_dtype(model: ModelPatcher) -> torch.dtype:
 
 def _quantize_layer(
     model: ModelPatcher,
+    module: Any,
     decision: Quantize,
     pristine: PristineWeights,
     device: torch.device,
@@ -115,7 +117,6 @@ def _quantize_layer(
 ) -> tuple[QuantizedWeight, float]:
     """Home device -> compute device -> home; the float copy is gone when this returns."""
     name, key = decision.layer.name, linears.weight_key(decision.layer.name)
-    module: Any = model.model.diffusion_model.get_submodule(name)
     source = pristine.parameter(key, module.weight)
     weight = source.detach().to(device=device, dtype=torch.float32, copy=True)
     if bake and key in model.patches:
