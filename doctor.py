@@ -144,15 +144,14 @@ def _package(name: str, brings: str, install: str) -> Finding:
 
 
 def _comfyui() -> Finding:
-    named = os.environ.get("COMFYUI_PATH")
-    for folder in _comfyui_places():
+    places = _comfyui_places()
+    for folder in places:
         if (folder / "comfy" / "model_patcher.py").is_file():
             return Finding("ComfyUI", True, f"found at {folder}")
-    looked = named or "the parent custom_nodes and ~/ComfyUI"
     return Finding(
         "ComfyUI",
         False,
-        f"not found at {looked}",
+        f"not found at {' or '.join(map(str, places))}",
         "set COMFYUI_PATH to its folder; the command line works without it",
     )
 

@@ -87,7 +87,8 @@ def _why_barred(
     kind = type(module)
     if kind.__module__ != comfy.ops.__name__ and kind is not torch.nn.Linear:
         return f"a layer of its own kind ({kind.__module__}.{kind.__qualname__})"
-    if "forward" in module.__dict__:
+    patched_forward = key.removesuffix(".weight") + ".forward"
+    if "forward" in module.__dict__ or patched_forward in patcher.object_patches:
         return "another node has replaced its forward"
     if weight is None:
         return None

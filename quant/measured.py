@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from ..kernels.hadamard import rotate
 from .error import rotated_sqnr_db, sqnr_db
 from .formats import Format
-from .weight import QuantizedWeight, check_finite, quantize_rotated, quantize_weight
+from .weight import (
+    QuantizedWeight,
+    check_weight,
+    quantize_rotated,
+    quantize_weight,
+    rotate_weight,
+)
 
 
 def quantize_and_measure(
@@ -23,12 +28,10 @@ def quantize_and_measure(
     Raises:
         WeightError, QuantError: see `quantize_weight`.
     """
-    if group_size is None or format.native_format == "asym_w4a8_int8":
+    if format.native_format == "asym_w4a8_int8":
         quantized = quantize_weight(weight, format, group_size, name)
-        if format.rotated:
-            return quantized, sqnr_db(weight, quantized)
-        return quantized, rotated_sqnr_db(weight, quantized)
-    check_finite(weight, name)
-    rotated = rotate(weight, group_size)
+        return quantized, sqnr_db(weight, quantized)
+    check_weight(weight, format, group_size, name)
+    rotated = rotate_weight(weight, group_size)
     quantized = quantize_rotated(rotated, format, group_size)
     return quantized, rotated_sqnr_db(rotated, quantized)

@@ -69,14 +69,16 @@ def quantize_weight(
         QuantError: if the format needs a rotation group and has none, or the reverse, or the
             installed comfy-kitchen lacks the format.
     """
-    if format.rotated != (group_size is not None):
-        raise QuantError(f"{name}: format {format.name} with rotation group {group_size}")
-    check_finite(weight, name)
+    check_weight(weight, format, group_size, name)
     if format.native_format == "asym_w4a8_int8":
         shape = (weight.shape[0], weight.shape[1])
         return QuantizedWeight(format, group_size, shape, _w4a8_tensors(weight.float(), group_size))
-    rotated = weight.float() if group_size is None else rotate(weight.float(), group_size)
-    return quantize_rotated(rotated, format, group_size)
+    return quantize_rotated(rotate_weight(weight, group_size), format, group_size)
+
+
+def rotate_weight(weight: torch.Tensor, group_size: int | None) -> torch.Tensor:
+    """A weight (N, K) in float32, rotated unless `group_size` is None."""
+    return weight.float() if group_size is None else rotate(weight.float(), group_size)
 
 
 def quantize_rotated(
@@ -137,8 +139,10 @@ def _decide_codebook(weight: torch.Tensor, group_size: int) -> torch.Tensor | No
     return decide(weight, rotate, W4A8_SCALE_GROUP, group_size)
 
 
-def check_finite(weight: torch.Tensor, name: str) -> None:
-    """Raise WeightError, naming the first such value, if a weight (N, K) holds NaN or Inf."""
+def check_weight(weight: torch.Tensor, format: Format, group_size: int | None, name: str) -> None:
+    """Raise what `quantize_weight` raises for a weight or a format and group it cannot take."""
+    if format.rotated != (group_size is not None):
+        raise QuantError(f"{name}: format {format.name} with rotation group {group_size}")
     low, high = torch.aminmax(weight)
     if torch.isfinite(low) and torch.isfinite(high):
         return

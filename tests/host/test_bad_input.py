@@ -286,8 +286,11 @@ def test_layers_that_other_nodes_hold_are_kept_with_the_reason(tiny: Any, quanti
 
     model.double_blocks[0].img_mlp[2] = OwnLinear(1024, 256)
     source.add_weight_wrapper(PROJ, lambda weight: weight)
+    patched = model.single_blocks[0].linear1
+    source.add_object_patch("diffusion_model.single_blocks.0.linear1.forward", patched.forward)
     _, report = quantize(source)
     reasons = {layer["name"]: layer["reason"] for layer in report.layers}
     assert reasons["double_blocks.0.img_mlp.0"] == "another node has replaced its forward"
+    assert reasons["single_blocks.0.linear1"] == "another node has replaced its forward"
     assert "a layer of its own kind" in reasons["double_blocks.0.img_mlp.2"]
     assert "computes its weight in every call" in reasons["double_blocks.1.img_attn.proj"]

@@ -177,3 +177,5 @@ def test_a_value_that_is_not_finite_is_named_with_its_layer_and_place(value: flo
 def test_a_format_and_group_that_contradict_are_an_error(name: str, group: int | None) -> None:
     with pytest.raises(QuantError, match=name):
         quantize_weight(torch.zeros(2, 64), FORMATS[name], group)
+    with pytest.raises(QuantError, match=name):
+        quantize_and_measure(torch.zeros(2, 64), FORMATS[name], group, "layer")
