@@ -8,6 +8,8 @@ Source: ConvRot (arXiv 2512.03673) and comfy-kitchen's eager backend.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 
@@ -44,7 +46,30 @@ def regular_hadamard(
     return matrix / group_size**0.5
 
 
-def rotate(x: torch.Tensor, group_size: int) -> torch.Tensor:
+def sylvester_hadamard(
+    group_size: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """The (G, G) matrix of QuaRot: `kron(H2, kron(H2, ...)) / sqrt(G)`, H2 = [[1,1],[1,-1]].
+
+    Only for reading files that were rotated with it; nothing here writes it.
+
+    Raises:
+        ValueError: if `group_size` is not a power of 2.
+    """
+    if group_size < 2 or group_size & (group_size - 1):
+        raise ValueError(f"Sylvester's Hadamard matrix has no size {group_size}, only powers of 2")
+    h2 = torch.tensor([[1, 1], [1, -1]], dtype=dtype, device=device)
+    matrix = h2
+    while matrix.shape[0] < group_size:
+        matrix = torch.kron(matrix, h2)
+    return matrix / group_size**0.5
+
+
+def rotate(
+    x: torch.Tensor, group_size: int, hadamard: Callable[..., torch.Tensor] = regular_hadamard
+) -> torch.Tensor:
     """Rotate every contiguous group of G columns, in the dtype of `x`.
 
     Equals `(x.unflatten(-1, (K // G, G)) @ H.T).flatten(-2)` for x of shape (..., K). Applying it
@@ -53,12 +78,15 @@ def rotate(x: torch.Tensor, group_size: int) -> torch.Tensor:
     The product is written with `H.T` although H is symmetric: BLAS libraries round small products
     differently for a transposed operand, and the codes must equal those of comfy-kitchen.
 
+    Args:
+        hadamard: makes the matrix; `regular_hadamard` except for files of other tools.
+
     Raises:
-        ValueError: if G does not divide K or is not a power of 4.
+        ValueError: if G does not divide K or the matrix has no size G.
     """
     k = x.shape[-1]
     if k % group_size:
         raise ValueError(f"rotation group {group_size} does not divide K={k}")
-    matrix = regular_hadamard(group_size, x.dtype, x.device)
+    matrix = hadamard(group_size, x.dtype, x.device)
     groups = x.reshape(-1, k // group_size, group_size)
     return torch.matmul(groups, matrix.T).reshape(x.shape)

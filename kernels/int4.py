@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .nibbles import pack_nibbles, signed_nibbles, unpack_nibbles
 from .row_blocks import row_blocks
 
 ABSMAX_FLOOR = 1e-10
@@ -22,19 +23,12 @@ def pack_int4(codes: torch.Tensor) -> torch.Tensor:
     Raises:
         ValueError: if K is odd.
     """
-    if codes.shape[-1] % 2:
-        raise ValueError(
-            f"cannot pack K={codes.shape[-1]} int4 codes two to a byte; K must be even"
-        )
-    bits = codes.view(torch.uint8)
-    return ((bits[..., 0::2] & 0xF) | (bits[..., 1::2] << 4)).view(torch.int8)
+    return pack_nibbles(codes.view(torch.uint8) & 0xF).view(torch.int8)
 
 
 def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
     """The inverse of `pack_int4`: (N, K/2) int8 to (N, K) int8 codes in [-8, 7]."""
-    low = (packed << 4) >> 4
-    high = packed >> 4
-    return torch.stack((low, high), dim=-1).flatten(-2)
+    return signed_nibbles(unpack_nibbles(packed.view(torch.uint8)))
 
 
 def quantize_int4_rowwise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,16 +13,28 @@ from ..quant.weight import W4A8_SCALE_GROUP, QuantizedWeight
 from .stream import spec_of, write_stream
 
 
-def native_config(format: Format, group_size: int | None) -> dict[str, object]:
+def native_config(
+    format: Format,
+    group_size: int | None,
+    linear_dtype: str = "int4",
+    scale_group: int = W4A8_SCALE_GROUP,
+) -> dict[str, object]:
     """What ComfyUI stores in a layer's `comfy_quant`, as its own save writes it."""
     config: dict[str, object] = {"format": format.native_format}
     if format.native_format == "int8_tensorwise" and group_size is not None:
         config["convrot"] = True
     if format.native_format == "asym_w4a8_int8":
-        config["group_size"] = W4A8_SCALE_GROUP
+        config["group_size"] = scale_group
     if group_size is not None:
         config["convrot_groupsize"] = group_size
+    if linear_dtype != "int4":
+        config["linear_dtype"] = linear_dtype
     return config
+
+
+def config_of(weight: QuantizedWeight) -> dict[str, object]:
+    """`native_config` of a weight."""
+    return native_config(weight.format, weight.group_size, weight.linear_dtype, weight.scale_group)
 
 
 def marker(config: Mapping[str, object]) -> torch.Tensor:
@@ -39,7 +51,7 @@ def quantization_metadata(configs: Mapping[str, Mapping[str, object]]) -> dict[s
 def native_layer(name: str, weight: QuantizedWeight) -> dict[str, torch.Tensor]:
     """The tensors of one layer under their names in a file: weight, scales, `comfy_quant`."""
     tensors = {f"{name}.weight{suffix}": value for suffix, value in weight.tensors.items()}
-    tensors[f"{name}.comfy_quant"] = marker(native_config(weight.format, weight.group_size))
+    tensors[f"{name}.comfy_quant"] = marker(config_of(weight))
     return tensors
 
 
@@ -61,6 +73,6 @@ def write_native(
         for name, weight in quantized.items():
             yield from native_layer(name, weight).items()
 
-    configs = {name: native_config(w.format, w.group_size) for name, w in quantized.items()}
+    configs = {name: config_of(w) for name, w in quantized.items()}
     specs = [spec_of(name, tensor) for name, tensor in tensors()]
     write_stream(path, specs, dict(metadata) | quantization_metadata(configs), tensors())

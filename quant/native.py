@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .weight import W4A8_SCALE_GROUP, QuantizedWeight
+from .weight import QuantizedWeight
 
 if TYPE_CHECKING:
     from comfy_kitchen.tensor import QuantizedTensor
@@ -26,8 +26,9 @@ def to_quantized_tensor(weight: QuantizedWeight, dtype: torch.dtype) -> Quantize
         params |= {
             "scale": tensors["_s_rel"],
             "s_channel": tensors["_s_channel"],
+            "correction": tensors.get("_correction"),
             "codebook": tensors.get("_codebook"),
-            "group_size": W4A8_SCALE_GROUP,
+            "group_size": weight.scale_group,
         }
     else:
         params["scale"] = tensors["_scale"]
@@ -35,6 +36,8 @@ def to_quantized_tensor(weight: QuantizedWeight, dtype: torch.dtype) -> Quantize
         params["convrot_groupsize"] = weight.group_size
         if weight.format.native_format == "int8_tensorwise":
             params["convrot"] = True
+    if weight.linear_dtype != "int4":
+        params["linear_dtype"] = weight.linear_dtype
     layout = get_layout_class(weight.format.layout)
     return QuantizedTensor(tensors[""], weight.format.layout, layout.Params(**params))
 

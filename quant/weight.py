@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,13 +25,17 @@ class QuantizedWeight:
     tensors maps ComfyUI's suffix after `weight` to a tensor; "" is the payload:
     int8: "" I8 (N, K), "_scale" F32 (N, 1). w4a4: "" I8 (N, K/2), "_scale" F32 (N,).
     w4a8: "" I8 (N, K/2), "_s_rel" F8_E4M3 (N, K/16), "_s_channel" F32 (N,), "_codebook" F32 (16,).
-    group_size is the rotation group, None when not rotated.
+    group_size is the rotation group, None when not rotated. Files may also hold w4a8 with 6-bit
+    codes (I8 (N, 3K/4)), other scale_group sizes, no codebook, or a "_correction" (K/scale_group,
+    N), and w4a4 meant to run with linear_dtype "int8" (8-bit activations).
     """
 
     format: Format
     group_size: int | None
     shape: tuple[int, int]
     tensors: Mapping[str, torch.Tensor]
+    linear_dtype: str = "int4"
+    scale_group: int = W4A8_SCALE_GROUP
 
     @property
     def nbytes(self) -> int:
@@ -41,16 +45,19 @@ class QuantizedWeight:
     def to(self, device: torch.device | str) -> QuantizedWeight:
         """The same weight with its tensors on `device`."""
         moved = {suffix: tensor.to(device) for suffix, tensor in self.tensors.items()}
-        return QuantizedWeight(self.format, self.group_size, self.shape, moved)
+        return replace(self, tensors=moved)
 
     def rows(self, rows: slice) -> QuantizedWeight:
         """The rows `rows` of the weight; tensors shared by all rows stay whole."""
-        n, k = self.shape
         part = {
-            suffix: tensor[rows] if tensor.shape[0] == n and suffix != "_codebook" else tensor
+            suffix: tensor
+            if suffix == "_codebook"
+            else tensor[:, rows]
+            if suffix == "_correction"
+            else tensor[rows]
             for suffix, tensor in self.tensors.items()
         }
-        return QuantizedWeight(self.format, self.group_size, (part[""].shape[0], k), part)
+        return replace(self, shape=(part[""].shape[0], self.shape[1]), tensors=part)
 
 
 def quantize_weight(
