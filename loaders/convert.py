@@ -62,12 +62,15 @@ def describe_checkpoint(checkpoint: Checkpoint, prefix: str) -> list[Layer]:
             layer = name.removeprefix(prefix).removesuffix(WEIGHT)
             n, k = entry.shape
             packed = _why_packed(checkpoint, name, entry)
-            barred = "an embedding table: its rows are looked up" if _is_table(layer) else None
+            barred = (
+                "an embedding table: its rows are looked up" if is_lookup_table(layer) else None
+            )
             layers.append(Layer(layer, n, k, entry.nbytes, packed, barred))
     return layers
 
 
-def _is_table(layer: str) -> bool:
+def is_lookup_table(layer: str) -> bool:
+    """Whether a layer's name is that of an embedding table: its rows are looked up."""
     return LOOKUP_TABLE.search(layer) is not None
 
 

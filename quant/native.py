@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .formats import FORMATS
 from .weight import QuantizedWeight
 
 if TYPE_CHECKING:
@@ -45,3 +46,31 @@ def to_quantized_tensor(weight: QuantizedWeight, dtype: torch.dtype) -> Quantize
 def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """The (N, K) weight the format stands for, in the basis it had before rotation."""
     return to_quantized_tensor(weight, dtype).dequantize()
+
+
+def from_quantized_tensor(tensor: QuantizedTensor) -> QuantizedWeight | None:
+    """The weight a QuantizedTensor holds, without copying; None if its layout is not ours to read.
+
+    int8 scales of shape [], [1] and [N] become (N, 1).
+    """
+    params = tensor._params
+    n, k = tensor.shape
+    name = tensor._layout_cls
+    if name == FORMATS["int8"].layout:
+        group = params.convrot_groupsize if params.convrot else None
+        spec = FORMATS["int8" if group is None else "int8_convrot"]
+        scale = params.scale.float().reshape(-1, 1).expand(n, 1)
+        return QuantizedWeight(spec, group, (n, k), {"": tensor._qdata, "_scale": scale})
+    if name == FORMATS["w4a4_convrot"].layout:
+        spec = FORMATS["w4a4_convrot"]
+        tensors = {"": tensor._qdata, "_scale": params.scale}
+        group, linear = params.convrot_groupsize, params.linear_dtype
+        return QuantizedWeight(spec, group, (n, k), tensors, linear_dtype=linear)
+    if name == FORMATS["w4a8_convrot"].layout:
+        optional = {"_codebook": params.codebook, "_correction": params.correction}
+        tensors = {"": tensor._qdata, "_s_rel": params.scale, "_s_channel": params.s_channel}
+        tensors |= {suffix: value for suffix, value in optional.items() if value is not None}
+        group, scales = params.convrot_groupsize, params.group_size
+        spec = FORMATS["w4a8_convrot"]
+        return QuantizedWeight(spec, group, (n, k), tensors, scale_group=scales)
+    return None

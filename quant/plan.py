@@ -148,7 +148,9 @@ def _decide(
         group, problem = rotation_group(layer.k, settings)
         if problem is not None:
             return Keep(layer, problem)
-    if settings.format.weight_bits < 8 and _gives_the_models_size(layer.name, position):
+    if settings.format.weight_bits < 8 and gives_the_models_size(
+        layer.name, position.tower is not None
+    ):
         return Keep(layer, SIZE_READ_REASON)
     if layer.k % settings.format.k_multiple:
         multiple = settings.format.k_multiple
@@ -157,8 +159,13 @@ def _decide(
     return Quantize(layer, settings.format, group, reason)
 
 
-def _gives_the_models_size(name: str, position: towers.Position) -> bool:
-    return position.tower is None or any(fnmatchcase(name, p) for p in SIZE_READ_IN_BLOCKS)
+def gives_the_models_size(name: str, in_blocks: bool) -> bool:
+    """Whether ComfyUI reads the model's size from this layer's stored shape.
+
+    Args:
+        in_blocks: whether the layer is in one of the model's repeated blocks.
+    """
+    return not in_blocks or any(fnmatchcase(name, p) for p in SIZE_READ_IN_BLOCKS)
 
 
 def _wanted(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..kernels.backends.kitchen import Route
@@ -32,6 +32,10 @@ class Report:
     layers: tuple[dict[str, Any], ...]
     notes: tuple[str, ...]
     text: str
+
+    def with_note(self, note: str) -> Report:
+        """The same report with one more note."""
+        return replace(self, notes=(*self.notes, note), text=f"{self.text}\nnote: {note}")
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, free of infinities: a ratio in dB is None where the result is exact."""
@@ -79,8 +83,8 @@ def quantize_report(
         "bytes_after": model_bytes[1],
         "groups": _groups(plan),
         "kept": dict(Counter(decision.reason for decision in plan.kept)),
-        "worst_layers": [{"name": name, "sqnr_db": _finite(ratios[name])} for name in worst],
-        "worst_sqnr_db": _finite(ratios[worst[0]]) if worst else None,
+        "worst_layers": [{"name": name, "sqnr_db": finite(ratios[name])} for name in worst],
+        "worst_sqnr_db": finite(ratios[worst[0]]) if worst else None,
         "loras_baked": baked,
         "backend": route.backend if route else None,
         "backend_refusals": dict(route.refusals) if route else {},
@@ -100,12 +104,13 @@ def _layer(decision: Decision, results: Mapping[str, LayerResult]) -> dict[str, 
         "shape": [layer.n, layer.k],
         "bytes_before": layer.nbytes,
         "bytes": result.nbytes if result else layer.nbytes,
-        "sqnr_db": _finite(result.sqnr_db) if result else None,
+        "sqnr_db": finite(result.sqnr_db) if result else None,
         "reason": decision.reason,
     }
 
 
-def _finite(decibel: float) -> float | None:
+def finite(decibel: float) -> float | None:
+    """A ratio for JSON: None where it is infinite."""
     return round(decibel, 2) if math.isfinite(decibel) else None
 
 
@@ -122,7 +127,7 @@ def _text(summary: dict[str, Any], plan: Plan) -> str:
         held = (
             f", held as {', '.join(summary['source_dtypes'])}" if summary["source_dtypes"] else ""
         )
-        lines.append(f"model: {_size(before)}{held} -> {_size(after)} ({share:.0f} %)")
+        lines.append(f"model: {size_text(before)}{held} -> {size_text(after)} ({share:.0f} %)")
         groups = ", ".join(f"{group} ({n} layers)" for group, n in summary["groups"].items())
         lines.append(f"rotation group: {groups}")
         lines.append(f"largest layer runs on: {_backend(summary)}")
@@ -161,5 +166,6 @@ def _decibel(value: float | None) -> str:
     return "  exact" if value is None else f"{value:5.1f} dB"
 
 
-def _size(nbytes: int) -> str:
+def size_text(nbytes: int) -> str:
+    """Bytes in MB or GB."""
     return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"

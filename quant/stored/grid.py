@@ -16,7 +16,7 @@ def prepare(
 ) -> Callable[[slice], torch.Tensor]:
     """A function from rows that begin at a block to their float32 weight."""
     payload = tensors["payload"]
-    whole = _from_halves(payload, shape, codes) if codes.packing == "row_halves" else None
+    whole = from_halves(payload, shape, codes) if codes.packing == "row_halves" else None
 
     def rows_of(rows: slice) -> torch.Tensor:
         block = payload[rows] if whole is None else whole[rows]
@@ -49,13 +49,15 @@ def spread(blocks: torch.Tensor, rows: slice, k: int, codes: Grid) -> torch.Tens
     return part
 
 
-def _from_halves(payload: torch.Tensor, shape: tuple[int, int], codes: Grid) -> torch.Tensor:
+def from_halves(payload: torch.Tensor, shape: tuple[int, int], codes: Grid) -> torch.Tensor:
+    """Codes (N, K) of a payload packed in halves of its rows of blocks."""
     packed = payload.view(torch.uint8).reshape(-1, codes.block_columns)
     rows = shape[0] * shape[1] // codes.block_columns
     return torch.cat((packed & 0xF, packed >> 4))[:rows].reshape(shape)
 
 
-def _to_halves(values: torch.Tensor, codes: Grid) -> torch.Tensor:
+def to_halves(values: torch.Tensor, codes: Grid) -> torch.Tensor:
+    """The inverse of `from_halves`, for codes 0..15 in uint8."""
     rows = values.reshape(-1, codes.block_columns)
     half = (rows.shape[0] + 1) // 2
     rows = torch.nn.functional.pad(rows, (0, 0, 0, 2 * half - rows.shape[0]))
@@ -95,7 +97,7 @@ def _pack(values: torch.Tensor, codes: Grid) -> torch.Tensor:
     if codes.packing == "bytes":
         return values.to(torch.uint8)
     nibbles = (values & 0xF).to(torch.uint8)
-    return _to_halves(nibbles, codes) if codes.packing == "row_halves" else pack_nibbles(nibbles)
+    return to_halves(nibbles, codes) if codes.packing == "row_halves" else pack_nibbles(nibbles)
 
 
 def _fit(

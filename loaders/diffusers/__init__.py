@@ -1,0 +1,1 @@
+"""Files with diffusers' names, given in the names ComfyUI's models have."""
