@@ -13,9 +13,11 @@ from typing import BinaryIO
 
 import torch
 
+from .digest import digest
 from .dtypes import BITS, TORCH
 from .errors import CheckpointError
 from .header import LENGTH_BYTES
+from .reader import open_checkpoint
 
 FORMAT_NAME = {dtype: name for name, dtype in TORCH.items()}
 ALIGNMENT = 8
@@ -52,15 +54,19 @@ def write_stream(
 ) -> None:
     """Write a file from tensors that are made one at a time, in any order.
 
-    The data goes to a temporary file beside `path`, which takes its name only when complete.
+    Equal contents give equal bytes: the order in the file is by width, then name.
+
+    The data goes to a temporary file beside `path`, which takes its name only when it is complete
+    and reads back as what was written.
 
     Args:
         specs: every tensor the file will hold. tensors: each of them once, by name.
 
     Raises:
-        CheckpointError: if the disk is too full, or `tensors` are not those of `specs`.
+        CheckpointError: if the disk is too full, `tensors` are not those of `specs`, or the file
+            reads back differently.
     """
-    ordered = sorted(specs, key=lambda spec: -BITS[spec.dtype])
+    ordered = sorted(specs, key=lambda spec: (-BITS[spec.dtype], spec.name))
     offsets: dict[str, int] = {}
     position = 0
     for spec in ordered:
@@ -72,9 +78,11 @@ def write_stream(
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(header)
-            _write_data(file, path, len(header), {s.name: s for s in specs}, offsets, tensors)
+            by_name = {spec.name: spec for spec in specs}
+            digests = _write_data(file, path, len(header), by_name, offsets, tensors)
             file.flush()
             os.fsync(file.fileno())
+        _read_back(path, Path(temporary), digests)
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
@@ -105,8 +113,9 @@ def _write_data(
     specs: Mapping[str, TensorSpec],
     offsets: Mapping[str, int],
     tensors: Iterable[tuple[str, torch.Tensor]],
-) -> None:
+) -> dict[str, int]:
     waiting = dict(specs)
+    digests = {}
     for name, tensor in tensors:
         expected = waiting.pop(name, None)
         if expected is None or spec_of(name, tensor) != expected:
@@ -115,8 +124,22 @@ def _write_data(
             )
         file.seek(start + offsets[name])
         file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+        digests[name] = digest(tensor)
     if waiting:
         raise CheckpointError(path, f"tensor {next(iter(waiting))!r} was never written")
+    return digests
+
+
+def _read_back(path: Path, written: Path, digests: Mapping[str, int]) -> None:
+    """Compare the file on the disk with what was meant to be in it."""
+    checkpoint = open_checkpoint(written)
+    for name, expected in digests.items():
+        if digest(checkpoint.read(name)) != expected:
+            raise CheckpointError(
+                path,
+                f"tensor {name!r} read back differs from what was written",
+                "the disk or the memory is failing; nothing was kept",
+            )
 
 
 def _check_space(path: Path, needed: int) -> None:

@@ -44,7 +44,7 @@ def marker(config: Mapping[str, object]) -> torch.Tensor:
 
 def quantization_metadata(configs: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
     """The header entry that lists the layers' configs."""
-    text = json.dumps({"format_version": "1.0", "layers": configs})
+    text = json.dumps({"format_version": "1.0", "layers": dict(sorted(configs.items()))})
     return {"_quantization_metadata": text}
 
 
