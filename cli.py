@@ -22,6 +22,8 @@ from rich.table import Table
 from . import doctor
 from .loaders.convert import quantize_file
 from .loaders.errors import CheckpointError
+from .loaders.inspect import group_layers, inspect_file
+from .loaders.survey import LEGACY_ROTATIONS
 from .quant.errors import QuantError
 from .quant.families import preset_names
 from .quant.formats import FORMATS, ROTATION_GROUPS
@@ -70,9 +72,22 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
     convert = commands.add_parser("quantize", help="quantize a model file into a file")
     _add_quantize_arguments(convert)
+    look = commands.add_parser(
+        "inspect", help="say who quantized a file, what is in it, and how it would load"
+    )
+    look.add_argument(
+        "file", type=Path, help="a .safetensors file, or the .safetensors.index.json of shards"
+    )
+    look.add_argument(
+        "--legacy-rotation",
+        choices=LEGACY_ROTATIONS,
+        default="auto",
+        help="of int8 files that do not record whether they are rotated (default: auto)",
+    )
+    look.set_defaults(run=_inspect)
     check = commands.add_parser("doctor", help="say what this machine can run, and why not")
     check.set_defaults(run=_doctor)
-    for command in (demo, convert, check):
+    for command in (demo, convert, look, check):
         command.add_argument(
             "--json", action="store_true", help="print one JSON object on stdout, nothing else"
         )
@@ -142,6 +157,39 @@ def _quantize(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         highlight=False,
     )
     console.print(f"written: {options.target}", markup=False, highlight=False, soft_wrap=True)
+    return data
+
+
+def _inspect(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    version = doctor.comfyui_version()
+    data = inspect_file(options.file, options.legacy_rotation, version)
+    loads = "loads" if data["loads"] else "does NOT load"
+    writer = data["writer"] or "not quantized"
+    console.print(f"{options.file.name}: {writer}; {loads}", markup=False, highlight=False)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("format", "layers", "size", "rotation", "loads as", "ComfyUI alone"):
+        table.add_column(name, justify="right" if name in ("layers", "size") else "left")
+    for row in group_layers(data):
+        size = _megabytes(row["bytes"])
+        rotation = str(row["group_size"] or "none")
+        table.add_row(
+            row["format"], str(row["layers"]), size, rotation, row["loads_as"], row["stock"]
+        )
+    if data["layers"]:
+        console.print(table)
+    console.print(
+        f"plain tensors: {data['plain_tensors']}, {_megabytes(data['plain_bytes'])}",
+        highlight=False,
+    )
+    for note in data["notes"]:
+        console.print(f"note: {note}", markup=False, highlight=False)
+    for fault in data["faults"]:
+        console.print(
+            f"fault: {fault['layer']}: {fault['fault']}; {fault['remedy']}",
+            markup=False,
+            highlight=False,
+            style="red",
+        )
     return data
 
 

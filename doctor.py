@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,16 @@ def _comfyui() -> Finding:
         f"not found at {' or '.join(map(str, places))}",
         "set COMFYUI_PATH to its folder; the command line works without it",
     )
+
+
+def comfyui_version() -> tuple[int, ...] | None:
+    """The version of the ComfyUI that is found, or None."""
+    for folder in _comfyui_places():
+        file = folder / "comfyui_version.py"
+        found = file.is_file() and re.search(r'"(\d+)\.(\d+)\.(\d+)', file.read_text("utf-8"))
+        if found:
+            return tuple(int(part) for part in found.groups())
+    return None
 
 
 def _comfyui_places() -> tuple[Path, ...]:

@@ -18,15 +18,18 @@ from ..quant.weight import W4A8_SCALE_GROUP, quantize_weight
 from .architecture import image_model_of, model_prefix
 from .errors import CheckpointError
 from .header import TensorEntry
+from .layers import group_by_layer, label
 from .reader import Checkpoint, open_checkpoint
 from .stream import TensorSpec, write_stream
+from .survey import survey
 from .writer import marker, native_config, native_layer, quantization_metadata
 
 FLOAT_DTYPES = ("BF16", "F16", "F32")
 WEIGHT = ".weight"
 
 LOOKUP_TABLE = re.compile(
-    r"(^|\.)(embed_tokens|shared|wte|lm_head|word_embeddings?|token_embedding)$"
+    r"(^|\.)(embed_tokens|shared|wte|lm_head|word_embeddings?|token_embedding"
+    r"|relative_attention_bias|position_embeddings?|pos_embed|embedding|embeddings)$"
 )
 """Names of embedding tables: 2-D weights, but rows are looked up, not multiplied."""
 
@@ -105,6 +108,7 @@ def quantize_file(
     if target.exists() and not overwrite:
         raise CheckpointError(target, "exists already", "choose another name or pass --overwrite")
     checkpoint = open_checkpoint(source)
+    kept_configs = _native_configs(checkpoint)
     if target.exists() and any(target.samefile(path) for path in _files(checkpoint)):
         raise CheckpointError(target, "is the source itself", "choose another name")
     prefix = model_prefix(checkpoint)
@@ -115,7 +119,7 @@ def quantize_file(
         raise CheckpointError(source, "is quantized already", "there is nothing left to do")
     selected = {f"{prefix}{d.layer.name}{WEIGHT}": d for d in plan.selected}
     specs = list(_specs(checkpoint, selected))
-    configs = {
+    configs = kept_configs | {
         name.removesuffix(WEIGHT): native_config(d.format, d.group_size)
         for name, d in selected.items()
     }
@@ -129,6 +133,31 @@ def quantize_file(
         bytes_after=sum(spec.nbytes for spec in specs),
         seconds=time.perf_counter() - started,
     )
+
+
+def _native_configs(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
+    """The labels of layers that are quantized already; they stay as they are.
+
+    A header replaces one that was there, so it must go on naming them.
+
+    Raises:
+        CheckpointError: if a layer would load wrong in ComfyUI, now or after a header is added.
+    """
+    found = survey(checkpoint, "none")
+    found.require_loadable()
+    layers, _ = label(group_by_layer(checkpoint.entries), checkpoint.metadata, checkpoint)
+    for layer in found.layers:
+        if layer.stock != "loads it" or layers[layer.name].config is None:
+            raise CheckpointError(
+                checkpoint.path,
+                f"is quantized by another tool ({layer.name} is {layer.format}, {layer.writer})",
+                "quantize the 16-bit file, or load this one in ComfyUI with Load Quantized Model",
+            )
+    return {
+        layer.name: dict(layers[layer.name].config or {})
+        for layer in found.layers
+        if f"{layer.name}.comfy_quant" not in checkpoint.entries
+    }
 
 
 def _files(checkpoint: Checkpoint) -> set[Path]:

@@ -16,6 +16,7 @@ from .dtypes import BITS
 from .errors import CheckpointError
 
 LENGTH_BYTES = 8
+ZIP_MAGIC, PICKLE_MAGIC = b"PK\x03\x04", b"\x80\x02"
 MAX_HEADER_BYTES = 100_000_000
 """The safetensors library's own limit; no allocation follows a larger claim."""
 
@@ -57,6 +58,12 @@ def read_header(path: Path) -> Header:
         prefix = file.read(LENGTH_BYTES)
         if len(prefix) < LENGTH_BYTES:
             raise CheckpointError(path, f"is {size} bytes long, too short for a safetensors file")
+        if prefix.startswith(ZIP_MAGIC) or prefix.startswith(PICKLE_MAGIC):
+            raise CheckpointError(
+                path,
+                "is a PyTorch file (.pt, .ckpt), not safetensors",
+                "get the safetensors version; a PyTorch file can run code when it is opened",
+            )
         length = int.from_bytes(prefix, "little")
         if length > MAX_HEADER_BYTES:
             raise CheckpointError(

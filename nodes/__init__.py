@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from .load_model import LeanDiTLoadModel
 from .quantize_model import LeanDiTQuantizeModel
 
-NODE_CLASS_MAPPINGS: dict[str, type] = {"LeanDiTQuantizeModel": LeanDiTQuantizeModel}
+NODE_CLASS_MAPPINGS: dict[str, type] = {
+    "LeanDiTLoadModel": LeanDiTLoadModel,
+    "LeanDiTQuantizeModel": LeanDiTQuantizeModel,
+}
 
 NODE_DISPLAY_NAME_MAPPINGS: dict[str, str] = {
+    "LeanDiTLoadModel": "Load Quantized Model",
     "LeanDiTQuantizeModel": "Quantize Model, INT8/INT4 ConvRot",
 }

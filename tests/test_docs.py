@@ -82,7 +82,8 @@ def test_an_example_workflow_is_consistent_and_has_an_api_twin(path: Path) -> No
         for key, value in zip(widgets, node["widgets_values"], strict=True):
             assert given[key] == value
             choices = inputs[key][0]
-            assert not isinstance(choices, list) or value in choices
+            # The list of model files is empty without ComfyUI, and another one on every machine.
+            assert key == "model_name" or not isinstance(choices, list) or value in choices
 
 
 def test_every_node_stands_in_an_example_workflow() -> None:

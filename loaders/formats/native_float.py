@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from .layer import FileFacts, LayerTensors, NativeTensors, StoredLayer, TensorSource, stored_layer
+from .layer import (
+    FLOATS,
+    FileFacts,
+    LayerTensors,
+    NativeTensors,
+    StoredLayer,
+    TensorSource,
+    stored_layer,
+)
 
 DTYPES = {
     "float8_e4m3fn": ("F8_E4M3", "U8"),
@@ -33,6 +41,9 @@ def read(layer: LayerTensors, file: FileFacts) -> StoredLayer:
     name = str(config["format"])
     layer.require_dtype("weight", *DTYPES[name])
     scale = "scale_weight" if "scale_weight" in layer.parts else "weight_scale"
+    if name in FP8.values():
+        layer.require_dtype(scale, *FLOATS)
+        layer.require_shape(scale, (), (1,), (1, 1))
     layer.require(scale)
     if scale == "scale_weight" and _full_precision(file):
         config["full_precision_matrix_mult"] = True

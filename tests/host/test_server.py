@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from format_cases import write_case
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,6 +112,38 @@ def test_the_example_for_flux_runs_with_a_tiny_flux_in_place_of_its_files(server
     history = server.run(example)
     assert history["status"]["status_str"] == "success"
     assert history["outputs"]["2"]["leandit"][0]["summary"]["layers_quantized"] == 20
+
+
+def test_the_example_for_loading_runs_with_a_tiny_nf4_flux(server: Any, tiny: Any) -> None:
+    """The file is written as bitsandbytes would; stand-ins as in the example above."""
+    tensors = load_file(server.folder / "models/diffusion_models/tiny_flux.safetensors")
+    prefix = "model.diffusion_model."
+    tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+    layers = {
+        name.removesuffix(".weight"): tensors.pop(name).float()
+        for name in list(tensors)
+        if "blocks." in name and name.endswith("0.weight") and tensors[name].ndim == 2
+    }
+    folder = server.folder / "models/diffusion_models"
+    path, _ = write_case("bitsandbytes nf4", folder, layers, tensors)
+    example = json.loads(
+        (ROOT / "example_workflows/api/load_quantized_flux.json").read_text("utf-8")
+    )
+    example["2"]["inputs"]["model_name"] = path.name
+    conditioning = {"tokens": 4, "width": 64, "pooled": 32, "seed": 0}
+    example["4"] = {"class_type": "FixtureConditioning", "inputs": conditioning}
+    example["7"]["inputs"] |= {"width": 64, "height": 64}
+    example["8"]["inputs"]["steps"] = 2
+    saved = {"samples": ["8", 0], "filename_prefix": "loaded"}
+    example["11"] = {"class_type": "SaveLatent", "inputs": saved}
+    for unused in ("3", "9", "10"):
+        del example[unused]
+    history = server.run(example)
+    assert history["status"]["status_str"] == "success"
+    (report,) = history["outputs"]["2"]["leandit"]
+    assert report["node"] == "LeanDiTLoadModel"
+    assert report["summary"]["formats"] == {"bnb_nf4": len(layers)}
+    assert report["summary"]["loads_as"] == {"stored (NF4 codebook)": len(layers)}
 
 
 def test_switched_off_gives_the_latents_of_the_graph_without_the_node(server: Any) -> None:

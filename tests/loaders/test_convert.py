@@ -166,3 +166,55 @@ def test_prefixes_and_unknown_architectures() -> None:
     )
     assert model_prefix(["a.weight"]) == ""
     assert image_model_of(["a.weight"]) is None
+
+
+def test_a_header_that_labels_kept_layers_goes_on_naming_them(tmp_path: Path) -> None:
+    """A second header replaces the first; without this, kept int8 layers would load as noise."""
+    tensors = model()
+    codes = torch.randint(-90, 90, (48, 256), dtype=torch.int8)
+    tensors["blocks.0.q.weight"] = codes
+    tensors["blocks.0.q.weight_scale"] = torch.ones(48, 1)
+    header = {"layers": {"blocks.0.q": {"format": "int8_tensorwise"}}}
+    metadata = {"_quantization_metadata": json.dumps(header)}
+    save_file(tensors, tmp_path / "in.safetensors", metadata)
+    quantize_file(tmp_path / "in.safetensors", tmp_path / "out.safetensors", settings_from())
+    checkpoint = open_checkpoint(tmp_path / "out.safetensors")
+    listed = json.loads(checkpoint.metadata["_quantization_metadata"])["layers"]
+    assert listed["blocks.0.q"] == {"format": "int8_tensorwise"}
+    assert {"blocks.1.q", "blocks.2.q"} < set(listed)
+    assert equal(checkpoint.read("blocks.0.q.weight"), codes)
+
+
+def test_a_file_another_tool_quantized_is_not_half_converted(tmp_path: Path) -> None:
+    tensors = model()
+    tensors["blocks.0.q.weight"] = torch.ones(48, 256, dtype=torch.int8)
+    tensors["blocks.0.q.SCB"] = torch.ones(48)
+    save_file(tensors, tmp_path / "in.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"quantized by another tool \(blocks.0.q is bnb_int8"
+    ):
+        quantize_file(tmp_path / "in.safetensors", tmp_path / "out.safetensors", settings_from())
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_a_t5_position_table_is_not_taken_for_a_linear(tmp_path: Path) -> None:
+    tensors = model()
+    name = "blocks.0.SelfAttention.relative_attention_bias.weight"
+    tensors[name] = torch.ones(32, 64).bfloat16()
+    save_file(tensors, tmp_path / "in.safetensors")
+    settings = settings_from(preset="none")
+    quantize_file(tmp_path / "in.safetensors", tmp_path / "out.safetensors", settings)
+    assert load_file(tmp_path / "out.safetensors")[name].dtype == torch.bfloat16
+
+
+def test_a_file_that_reads_back_differently_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from leandit.loaders import stream
+
+    save_file(model(), tmp_path / "in.safetensors")
+    numbers = iter(range(10_000))
+    monkeypatch.setattr(stream, "digest", lambda tensor: next(numbers))
+    with pytest.raises(CheckpointError, match="read back differs from what was written"):
+        quantize_file(tmp_path / "in.safetensors", tmp_path / "out.safetensors", settings_from())
+    assert [file.name for file in tmp_path.iterdir()] == ["in.safetensors"]

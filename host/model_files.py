@@ -1,0 +1,28 @@
+"""ComfyUI's list of diffusion models, and where a name in it lies."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import folder_paths
+
+FOLDER = "diffusion_models"
+SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\.safetensors$")
+
+
+def model_names() -> list[str]:
+    """The names a loader node offers."""
+    return folder_paths.get_filename_list(FOLDER)
+
+
+def model_path(name: str) -> Path:
+    """The file of a name; for a shard, the index beside it that lists all shards.
+
+    Raises:
+        FileNotFoundError: if ComfyUI has no such file any more.
+    """
+    path = Path(folder_paths.get_full_path_or_raise(FOLDER, name))
+    shard = SHARD.match(path.name)
+    index = path.with_name(f"{shard.group(1)}.safetensors.index.json") if shard else None
+    return index if index is not None and index.is_file() else path
