@@ -26,3 +26,14 @@ def model_path(name: str) -> Path:
     shard = SHARD.match(path.name)
     index = path.with_name(f"{shard.group(1)}.safetensors.index.json") if shard else None
     return index if index is not None and index.is_file() else path
+
+
+def output_path(filename_prefix: str) -> Path:
+    """The file in ComfyUI's output folder for a prefix, which may name subfolders and %date% parts.
+
+    Raises:
+        Exception: ComfyUI's own, if the prefix leads out of the output folder.
+    """
+    folder = folder_paths.get_output_directory()
+    place, name, *_ = folder_paths.get_save_image_path(filename_prefix, folder)
+    return Path(place) / f"{name}.safetensors"

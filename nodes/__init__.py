@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from .load_model import LeanDiTLoadModel
 from .quantize_model import LeanDiTQuantizeModel
+from .save_model import LeanDiTSaveModel
 
 NODE_CLASS_MAPPINGS: dict[str, type] = {
     "LeanDiTLoadModel": LeanDiTLoadModel,
     "LeanDiTQuantizeModel": LeanDiTQuantizeModel,
+    "LeanDiTSaveModel": LeanDiTSaveModel,
 }
 
 NODE_DISPLAY_NAME_MAPPINGS: dict[str, str] = {
     "LeanDiTLoadModel": "Load Quantized Model",
     "LeanDiTQuantizeModel": "Quantize Model, INT8/INT4 ConvRot",
+    "LeanDiTSaveModel": "Save Quantized Model",
 }

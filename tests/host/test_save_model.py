@@ -1,0 +1,127 @@
+"""Saving to a native file: a fixed point, the same bytes as the command line's, whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from format_cases import write_case
+from leandit.loaders.convert import quantize_file
+from leandit.loaders.errors import CheckpointError
+from leandit.quant.settings import settings_from
+from safetensors.torch import load_file, save_file
+
+pytestmark = pytest.mark.usefixtures("inference")
+
+
+def source_file(tiny: Any, folder: Path) -> Path:
+    """A tiny Flux in bf16, without prefix or metadata."""
+    state = tiny.build("flux", torch.bfloat16).model.diffusion_model.state_dict()
+    path = folder / "source.safetensors"
+    save_file({name: value.clone() for name, value in state.items()}, path)
+    return path
+
+
+@pytest.mark.parametrize("format", ["int8_convrot", "int8", "w4a8_convrot", "w4a4_convrot"])
+def test_node_and_command_line_write_the_same_bytes_and_loading_and_saving_keeps_them(
+    tiny: Any, tmp_path: Path, format: str
+) -> None:
+    import comfy.sd
+    from leandit.host.load import load_model
+    from leandit.host.quantize import quantize_model
+    from leandit.host.save import save_model
+
+    path = source_file(tiny, tmp_path)
+    settings = settings_from(format)
+    quantize_file(path, tmp_path / "cli.safetensors", settings)
+    # As on a GPU; on a CPU ComfyUI turns the plain tensors into float32 when it loads them.
+    options = {"dtype": torch.bfloat16}
+    source = comfy.sd.load_diffusion_model(str(path), model_options=options)
+    twin, _ = quantize_model(source, settings)
+    save_model(twin, tmp_path / "node.safetensors", overwrite=False)
+    expected = (tmp_path / "cli.safetensors").read_bytes()
+    assert (tmp_path / "node.safetensors").read_bytes() == expected
+    first = load_file(tmp_path / "cli.safetensors")
+    for step in range(2):
+        loaded, _ = load_model(
+            tmp_path / ("cli.safetensors" if step == 0 else "again0.safetensors")
+        )
+        report = save_model(loaded, tmp_path / f"again{step}.safetensors", overwrite=False)
+        assert "read back" in report.text
+        again = load_file(tmp_path / f"again{step}.safetensors")
+        assert set(again) == set(first)
+        for name, tensor in first.items():
+            plain = tensor.dtype == torch.bfloat16
+            assert torch.equal(again[name].float(), tensor.float()), name
+            assert plain or again[name].dtype == tensor.dtype, name
+    fixed = (tmp_path / "again0.safetensors").read_bytes()
+    assert (tmp_path / "again1.safetensors").read_bytes() == fixed
+    stock = comfy.sd.load_diffusion_model(str(tmp_path / "again1.safetensors"))
+    difference = tiny.sample(stock, "flux") - tiny.sample(twin, "flux")
+    assert difference.norm() < 1e-2 * tiny.sample(twin, "flux").norm()
+
+
+def test_loras_are_merged(tiny: Any, tmp_path: Path) -> None:
+    import comfy.sd
+    from leandit.host.quantize import quantize_model
+    from leandit.host.save import save_model
+
+    twin, _ = quantize_model(tiny.build("flux", torch.bfloat16), settings_from("int8_convrot"))
+    generator = torch.Generator().manual_seed(0)
+    change = 0.05 * torch.randn(1024, 256, generator=generator)
+    patches = {
+        "diffusion_model.double_blocks.0.img_mlp.0.weight": ("diff", (change,)),
+        "diffusion_model.img_in.bias": ("diff", (torch.ones(256),)),
+    }
+    patched = twin.clone()
+    assert len(patched.add_patches(patches)) == 2
+    before = twin.model.state_dict()["diffusion_model.img_in.bias"].clone()
+    report = save_model(patched, tmp_path / "lora.safetensors", overwrite=False)
+    assert report.summary["loras_baked"] == 2
+    stock = comfy.sd.load_diffusion_model(str(tmp_path / "lora.safetensors"))
+    found = stock.model.diffusion_model.double_blocks[0].img_mlp[0].weight.dequantize()
+    held = twin.model.diffusion_model.double_blocks[0].img_mlp[0].weight.dequantize()
+    assert ((found - held - change).norm() / change.norm()) < 0.03
+    assert torch.equal(twin.model.state_dict()["diffusion_model.img_in.bias"], before)
+
+
+def test_a_file_is_replaced_only_when_told(tiny: Any, tmp_path: Path) -> None:
+    from leandit.host.save import save_model
+
+    model = tiny.build("flux", torch.bfloat16)
+    path = tmp_path / "kept.safetensors"
+    path.write_text("precious")
+    with pytest.raises(CheckpointError, match="exists already; choose another name or switch"):
+        save_model(model, path, overwrite=False)
+    assert path.read_text() == "precious"
+    save_model(model, path, overwrite=True)
+    assert load_file(path)["img_in.weight"].dtype == torch.bfloat16
+
+
+def test_weights_no_native_file_can_hold_are_refused(tiny: Any, tmp_path: Path) -> None:
+    from leandit.host.errors import HostError
+    from leandit.host.load import load_model
+    from leandit.host.save import save_model
+
+    state = tiny.build("flux").model.diffusion_model.state_dict()
+    layer = "double_blocks.0.img_mlp.0"
+    weights = {layer: state.pop(f"{layer}.weight")}
+    path, _ = write_case("bitsandbytes nf4", tmp_path, weights, state)
+    model, _ = load_model(path)
+    with pytest.raises(HostError, match="1 layers are held as bnb_nf4"):
+        save_model(model, tmp_path / "out.safetensors", overwrite=False)
+    native, _ = load_model(path, weights="native")
+    save_model(native, tmp_path / "out.safetensors", overwrite=False)
+    assert f"{layer}.comfy_quant" in load_file(tmp_path / "out.safetensors")
+
+
+def test_cancel_leaves_nothing(tiny: Any, tmp_path: Path) -> None:
+    import comfy.model_management
+    from leandit.host.save import save_model
+
+    comfy.model_management.interrupt_current_processing()
+    with pytest.raises(comfy.model_management.InterruptProcessingException):
+        save_model(tiny.build("flux"), tmp_path / "out.safetensors", overwrite=False)
+    assert not list(tmp_path.iterdir())
