@@ -16,6 +16,7 @@ from ..quant.plan import Layer, Plan, Quantize, make_plan
 from ..quant.settings import QuantSettings
 from ..quant.weight import W4A8_SCALE_GROUP, quantize_weight
 from .architecture import image_model_of, model_prefix
+from .diffusers.families import diffusers_family
 from .errors import CheckpointError
 from .header import TensorEntry
 from .layers import group_by_layer, label
@@ -102,7 +103,8 @@ def quantize_file(
         start: is told the bytes to read, and returns a function that is told each count read.
 
     Raises:
-        CheckpointError, NothingSelectedError, WeightError, OSError: nothing is written then.
+        CheckpointError, NothingSelectedError, WeightError, OSError: nothing is written then. Files
+            with diffusers' names or quantized by another tool are refused.
     """
     started = time.perf_counter()
     if target.exists() and not overwrite:
@@ -113,6 +115,14 @@ def quantize_file(
         raise CheckpointError(target, "is the source itself", "choose another name")
     prefix = model_prefix(checkpoint)
     names = [name.removeprefix(prefix) for name in checkpoint if name.startswith(prefix)]
+    diffusers = diffusers_family(names)
+    if diffusers is not None:
+        raise CheckpointError(
+            source,
+            f"has diffusers' names ({diffusers.name}), under which ComfyUI would load a quantized "
+            "file as noise",
+            "in ComfyUI use Load Quantized Model, Quantize Model and Save Quantized Model",
+        )
     family = family_of(image_model_of(names))
     plan = make_plan(describe_checkpoint(checkpoint, prefix), settings, family)
     if not plan.selected:

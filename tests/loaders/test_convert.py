@@ -218,3 +218,13 @@ def test_a_file_that_reads_back_differently_is_not_kept(
     with pytest.raises(CheckpointError, match="read back differs from what was written"):
         quantize_file(tmp_path / "in.safetensors", tmp_path / "out.safetensors", settings_from())
     assert [file.name for file in tmp_path.iterdir()] == ["in.safetensors"]
+
+
+def test_a_file_with_diffusers_names_is_refused_with_the_way_that_works(tmp_path: Path) -> None:
+    from leandit.loaders.diffusers.families import FAMILIES
+
+    for family in FAMILIES:
+        tensors = {name: torch.ones(64, 64).bfloat16() for name in family.signs}
+        save_file(tensors, tmp_path / "in.safetensors")
+        with pytest.raises(CheckpointError, match=rf"has diffusers' names \({family.name}\)"):
+            quantize_file(tmp_path / "in.safetensors", tmp_path / "o.safetensors", settings_from())
