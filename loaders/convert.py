@@ -19,7 +19,6 @@ from .architecture import image_model_of, model_prefix
 from .diffusers.families import diffusers_family
 from .errors import CheckpointError
 from .header import TensorEntry
-from .layers import group_by_layer, label
 from .reader import Checkpoint, open_checkpoint
 from .stream import TensorSpec, write_stream
 from .survey import survey
@@ -155,16 +154,15 @@ def _native_configs(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
     """
     found = survey(checkpoint, "none")
     found.require_loadable()
-    layers, _ = label(group_by_layer(checkpoint.entries), checkpoint.metadata, checkpoint)
     for layer in found.layers:
-        if layer.stock != "loads it" or layers[layer.name].config is None:
+        if layer.stock != "loads it" or layer.config is None:
             raise CheckpointError(
                 checkpoint.path,
                 f"is quantized by another tool ({layer.name} is {layer.format}, {layer.writer})",
                 "quantize the 16-bit file, or load this one in ComfyUI with Load Quantized Model",
             )
     return {
-        layer.name: dict(layers[layer.name].config or {})
+        layer.name: dict(layer.config or {})
         for layer in found.layers
         if f"{layer.name}.comfy_quant" not in checkpoint.entries
     }

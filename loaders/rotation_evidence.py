@@ -13,13 +13,9 @@ from collections.abc import Iterable
 import torch
 
 from ..kernels.hadamard import rotate
-from ..quant.stored.scheme import HADAMARD, Rotation
+from ..quant.stored.scheme import HADAMARD
+from .formats.unlabelled_int8 import ROTATIONS
 
-CANDIDATES: dict[str, Rotation | None] = {
-    "none": None,
-    "regular_256": Rotation("regular", 256),
-    "sylvester_128": Rotation("sylvester", 128),
-}
 WINDOW = 128
 MAX_ROWS = 2048
 MIN_SPREAD = 2.0
@@ -46,11 +42,11 @@ def rotation_by_evidence(weights: Iterable[tuple[torch.Tensor, torch.Tensor]]) -
     Args:
         weights: (codes (N, K) int8, scale (N, 1)) of layers whose K the groups divide.
     """
-    totals = dict.fromkeys(CANDIDATES, 0.0)
+    totals = dict.fromkeys(ROTATIONS, 0.0)
     count = 0
     for codes, scale in weights:
         weight = codes[:MAX_ROWS].float() * scale[:MAX_ROWS].float()
-        for name, rotation in CANDIDATES.items():
+        for name, rotation in ROTATIONS.items():
             turned = weight
             if rotation is not None:
                 turned = rotate(weight, rotation.group_size, HADAMARD[rotation.kind])

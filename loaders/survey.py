@@ -14,14 +14,15 @@ from .errors import CheckpointError
 from .formats import reader_for
 from .formats.layer import FLOATS, FileFacts, LayerFault, LayerTensors, StoredLayer
 from .formats.native_float import SCALED_FP8
-from .formats.scales import row_scale
+from .formats.scales import row_scale, row_scale_shapes
+from .formats.unlabelled_int8 import ROTATIONS
 from .layers import group_by_layer, is_quantized, label
 from .reader import Checkpoint
 from .rotation_evidence import rotation_by_evidence
 
 SIDE_FILES = ("quantization_config.json", "config.json")
 MAX_SIDE_BYTES = 10_000_000
-LEGACY_ROTATIONS = ("auto", "none", "regular_256", "sylvester_128")
+LEGACY_ROTATIONS = ("auto", *ROTATIONS)
 EVIDENCE_LAYERS = 6
 EVIDENCE_MULTIPLE = 256
 MAX_NAMED = 4
@@ -174,17 +175,12 @@ def _settle_rotation(
             row_scale(file.source.read(layer.key("weight_scale")), layer.parts["weight"].shape[0]),
         )
         for layer in fitting[::step][:EVIDENCE_LAYERS]
-        if layer.parts["weight_scale"].shape in _row_shapes(layer)
+        if layer.parts["weight_scale"].shape in row_scale_shapes(layer.parts["weight"].shape[0])
     )
     note = (
         f"{len(candidates)} int8 layers carry no label; their numbers point to rotation: {answer}"
     )
     return replace(file, rotation=answer), (note,)
-
-
-def _row_shapes(layer: LayerTensors) -> tuple[tuple[int, ...], ...]:
-    n = layer.parts["weight"].shape[0]
-    return ((n, 1), (n,), (), (1,), (1, 1))
 
 
 def _side_files(path: Path) -> dict[str, Mapping[str, Any]]:

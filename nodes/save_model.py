@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .result import report_result
+
 
 class LeanDiTSaveModel:
     """Save Quantized Model."""
@@ -49,8 +51,4 @@ class LeanDiTSaveModel:
         from ..host.model_files import output_path  # ComfyUI is imported only when a node runs
         from ..host.save import save_model
 
-        report = save_model(model, output_path(filename_prefix), overwrite)
-        return {
-            "ui": {"leandit": [report.as_json()], "text": [report.text]},
-            "result": (report.text,),
-        }
+        return report_result(save_model(model, output_path(filename_prefix), overwrite))

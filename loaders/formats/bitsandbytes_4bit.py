@@ -9,8 +9,7 @@ import json
 from typing import Any
 
 from ...quant.stored.scheme import Codebook, Scheme
-from ...quant.stored.weight import StoredWeight
-from .layer import FileFacts, LayerTensors, StoredLayer, TensorSource, stored_layer
+from .layer import FileFacts, LayerTensors, StoredLayer, TensorSource, read_stored, stored_layer
 from .marker import MAX_MARKER_BYTES
 
 STATES = {
@@ -57,13 +56,9 @@ def read(layer: LayerTensors, file: FileFacts) -> StoredLayer:
         parts["nested_scale"] = "weight.nested_absmax"
         parts["nested_codebook"] = "weight.nested_quant_map"
 
-    def load(source: TensorSource) -> StoredWeight:
-        tensors = {name: source.read(layer.key(part)) for name, part in parts.items()}
-        return StoredWeight(scheme, (n, k), tensors)
-
     return stored_layer(
         layer,
-        load,
+        read_stored(layer, scheme, (n, k), parts),
         format=f"bnb_{kind}",
         writer="bitsandbytes",
         loads_as=f"stored ({kind.upper()} codebook)",

@@ -6,8 +6,7 @@ Source: silveroxides' convert_to_quant; blocks of 128 unless `group_size` says o
 from __future__ import annotations
 
 from ...quant.stored.scheme import Grid, Scheme
-from ...quant.stored.weight import StoredWeight
-from .layer import FLOATS, FileFacts, LayerTensors, StoredLayer, TensorSource, stored_layer
+from .layer import FLOATS, FileFacts, LayerTensors, StoredLayer, read_stored, stored_layer
 from .marker import whole_number
 
 
@@ -26,15 +25,11 @@ def read(layer: LayerTensors, file: FileFacts) -> StoredLayer:
     layer.require_dtype("weight_scale", *FLOATS)
     layer.require_shape("weight_scale", (-(-n // block), -(-k // block)))
     scheme = Scheme("int8_blockwise", Grid(8, True, "bytes", block, block))
-
-    def load(source: TensorSource) -> StoredWeight:
-        scale = source.read(layer.key("weight_scale"))
-        codes = source.read(layer.key("weight"))
-        return StoredWeight(scheme, (n, k), {"payload": codes, "scale": scale})
+    parts = {"payload": "weight", "scale": "weight_scale"}
 
     return stored_layer(
         layer,
-        load,
+        read_stored(layer, scheme, (n, k), parts),
         format="int8_blockwise",
         writer="convert_to_quant",
         loads_as="stored (int8, block scales)",

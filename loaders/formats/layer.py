@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ...quant.stored.scheme import Scheme
 from ...quant.stored.weight import StoredWeight
 from ...quant.weight import QuantizedWeight
 from ..header import TensorEntry
@@ -144,7 +145,7 @@ class StoredLayer:
 
     format is the on-disk format; loads_as the ComfyUI format or the scheme it runs as; stock is
     what ComfyUI without this package does with it; rotation the group size and kind, None if not
-    rotated; nbytes of everything it consumes.
+    rotated; nbytes of everything it consumes; config its label, None if it has none.
     """
 
     name: str
@@ -158,6 +159,23 @@ class StoredLayer:
     load: Callable[[TensorSource], Weight]
     group_size: int | None = None
     notes: tuple[str, ...] = ()
+    config: Mapping[str, Any] | None = None
+
+
+def read_stored(
+    layer: LayerTensors, scheme: Scheme, shape: tuple[int, int], parts: Mapping[str, str]
+) -> Callable[[TensorSource], StoredWeight]:
+    """A `load` that takes the layer's parts as they are.
+
+    Args:
+        parts: the file's part for each tensor of `StoredWeight`.
+    """
+
+    def load(source: TensorSource) -> StoredWeight:
+        tensors = {name: source.read(layer.key(part)) for name, part in parts.items()}
+        return StoredWeight(scheme, shape, tensors)
+
+    return load
 
 
 def stored_layer(
@@ -186,4 +204,5 @@ def stored_layer(
         load=load,
         group_size=group_size,
         notes=notes,
+        config=layer.config,
     )

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..architecture import MODEL_PREFIXES
 from ..header import TensorEntry
 from .layer import LayerFault, TensorSource
 
 MARKER = ".comfy_quant"
 METADATA = "_quantization_metadata"
 MAX_MARKER_BYTES = 65_536
-PREFIXES = ("model.diffusion_model.", "diffusion_model.", "model.")
 
 
 def read_marker(entry: TensorEntry, source: TensorSource) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def header_configs(
 
 def bare(layer: str) -> str:
     """A layer's name without the prefix of the diffusion model."""
-    return next((layer.removeprefix(p) for p in PREFIXES if layer.startswith(p)), layer)
+    return next((layer.removeprefix(p) for p in MODEL_PREFIXES if layer.startswith(p)), layer)
 
 
 def whole_number(config: Mapping[str, Any], name: str, default: int, layer: str) -> int:

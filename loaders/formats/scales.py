@@ -8,6 +8,11 @@ from ..header import TensorEntry
 from .layer import FLOATS, LayerTensors
 
 
+def row_scale_shapes(n: int) -> tuple[tuple[int, ...], ...]:
+    """The shapes in which one scale a row, or one for all, is stored."""
+    return (n, 1), (n,), (), (1,), (1, 1)
+
+
 def require_row_scale(layer: LayerTensors, part: str, n: int) -> TensorEntry:
     """The part that holds one scale a row or one for all.
 
@@ -15,7 +20,7 @@ def require_row_scale(layer: LayerTensors, part: str, n: int) -> TensorEntry:
         LayerFault: if it is missing, or has another shape or an integer dtype.
     """
     layer.require_dtype(part, *FLOATS)
-    return layer.require_shape(part, (n, 1), (n,), (), (1,), (1, 1))
+    return layer.require_shape(part, *row_scale_shapes(n))
 
 
 def row_scale(scale: torch.Tensor, n: int) -> torch.Tensor:

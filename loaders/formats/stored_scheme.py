@@ -6,8 +6,7 @@ Their scheme travels with them as JSON in `weight_scheme`; ComfyUI alone cannot 
 from __future__ import annotations
 
 from ...quant.stored.scheme import Codebook, Scheme, scheme_from_json
-from ...quant.stored.weight import StoredWeight
-from .layer import FileFacts, LayerTensors, StoredLayer, TensorSource, stored_layer
+from .layer import FileFacts, LayerTensors, StoredLayer, read_stored, stored_layer
 from .marker import MAX_MARKER_BYTES
 
 FORMAT = "leandit_stored"
@@ -35,13 +34,9 @@ def read(layer: LayerTensors, file: FileFacts) -> StoredLayer:
     parts |= {name: f"weight_{name}" for name in BESIDE if f"weight_{name}" in layer.parts}
     _check(layer, scheme, n, k)
 
-    def load(source: TensorSource) -> StoredWeight:
-        tensors = {name: source.read(layer.key(part)) for name, part in parts.items()}
-        return StoredWeight(scheme, (n, k), tensors)
-
     return stored_layer(
         layer,
-        load,
+        read_stored(layer, scheme, (n, k), parts),
         format=scheme.name,
         writer="ComfyUI's ModelSave, of a model loaded with LeanDiT",
         loads_as=f"stored ({scheme.name})",

@@ -10,9 +10,8 @@ import json
 import re
 
 from ...quant.stored.scheme import Grid, Rotation, Scheme
-from ...quant.stored.weight import StoredWeight
 from .int8_rows import check_rotation, int8_rows
-from .layer import FLOATS, FileFacts, LayerTensors, StoredLayer, TensorSource, stored_layer
+from .layer import FLOATS, FileFacts, LayerTensors, StoredLayer, read_stored, stored_layer
 from .marker import bare
 
 FORMS = ("_weight_", "weight:")
@@ -56,15 +55,11 @@ def read(layer: LayerTensors, file: FileFacts) -> StoredLayer:
         layer.require_shape(zero, (n, groups))
     grid = Grid(8, True, "bytes", 1, k // groups, "subtracted" if zeros else "none")
     scheme = Scheme("torchao_int8", grid, rotation)
-
-    def load(source: TensorSource) -> StoredWeight:
-        parts = {"payload": payload, "scale": scale} | ({"zero": zero} if zeros else {})
-        tensors = {name: source.read(layer.key(part)) for name, part in parts.items()}
-        return StoredWeight(scheme, (n, k), tensors)
+    parts = {"payload": payload, "scale": scale} | ({"zero": zero} if zeros else {})
 
     return stored_layer(
         layer,
-        load,
+        read_stored(layer, scheme, (n, k), parts),
         format="torchao_int8",
         writer="torchao",
         loads_as="stored (int8, group scales)",

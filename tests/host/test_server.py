@@ -96,19 +96,23 @@ def test_a_prompt_with_the_node_succeeds_and_its_history_holds_the_report(
     assert saved_latent(server, history).isfinite().all()
 
 
-def test_the_example_for_flux_runs_with_a_tiny_flux_in_place_of_its_files(server: Any) -> None:
+def without_large_files(example: dict[str, Any], saved_as: str) -> None:
     """Text encoders and VAE are too large for a test; a fixture and the latent stand in for them."""
-    path = ROOT / "example_workflows/api/quantize_flux.json"
-    example = json.loads(path.read_text(encoding="utf-8"))
-    example["1"]["inputs"]["unet_name"] = "tiny_flux.safetensors"
     conditioning = {"tokens": 4, "width": 64, "pooled": 32, "seed": 0}
     example["4"] = {"class_type": "FixtureConditioning", "inputs": conditioning}
     example["7"]["inputs"] |= {"width": 64, "height": 64}
     example["8"]["inputs"]["steps"] = 2
-    saved = {"samples": ["8", 0], "filename_prefix": "example"}
+    saved = {"samples": ["8", 0], "filename_prefix": saved_as}
     example["11"] = {"class_type": "SaveLatent", "inputs": saved}
     for unused in ("3", "9", "10"):
         del example[unused]
+
+
+def test_the_example_for_flux_runs_with_a_tiny_flux_in_place_of_its_files(server: Any) -> None:
+    path = ROOT / "example_workflows/api/quantize_flux.json"
+    example = json.loads(path.read_text(encoding="utf-8"))
+    example["1"]["inputs"]["unet_name"] = "tiny_flux.safetensors"
+    without_large_files(example, "example")
     history = server.run(example)
     assert history["status"]["status_str"] == "success"
     assert history["outputs"]["2"]["leandit"][0]["summary"]["layers_quantized"] == 20
@@ -130,14 +134,7 @@ def test_the_example_for_loading_runs_with_a_tiny_nf4_flux(server: Any, tiny: An
         (ROOT / "example_workflows/api/load_quantized_flux.json").read_text("utf-8")
     )
     example["2"]["inputs"]["model_name"] = path.name
-    conditioning = {"tokens": 4, "width": 64, "pooled": 32, "seed": 0}
-    example["4"] = {"class_type": "FixtureConditioning", "inputs": conditioning}
-    example["7"]["inputs"] |= {"width": 64, "height": 64}
-    example["8"]["inputs"]["steps"] = 2
-    saved = {"samples": ["8", 0], "filename_prefix": "loaded"}
-    example["11"] = {"class_type": "SaveLatent", "inputs": saved}
-    for unused in ("3", "9", "10"):
-        del example[unused]
+    without_large_files(example, "loaded")
     history = server.run(example)
     assert history["status"]["status_str"] == "success"
     (report,) = history["outputs"]["2"]["leandit"]
