@@ -78,12 +78,13 @@ def _parser() -> argparse.ArgumentParser:
     look.add_argument(
         "file", type=Path, help="a .safetensors file, or the .safetensors.index.json of shards"
     )
-    look.add_argument(
-        "--legacy-rotation",
-        choices=LEGACY_ROTATIONS,
-        default="auto",
-        help="of int8 files that do not record whether they are rotated (default: auto)",
-    )
+    for command in (convert, look):
+        command.add_argument(
+            "--legacy-rotation",
+            choices=LEGACY_ROTATIONS,
+            default="auto",
+            help="of int8 files that do not record whether they are rotated (default: auto)",
+        )
     look.set_defaults(run=_inspect)
     check = commands.add_parser("doctor", help="say what this machine can run, and why not")
     check.set_defaults(run=_doctor)
@@ -143,7 +144,14 @@ def _quantize(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             task = bar.add_task("", total=total)
             return lambda count: bar.advance(task, count)
 
-        done = quantize_file(options.source, options.target, settings, options.overwrite, start)
+        done = quantize_file(
+            options.source,
+            options.target,
+            settings,
+            options.overwrite,
+            start,
+            options.legacy_rotation,
+        )
     data = done.as_json(_peak_rss_bytes())
     for note in done.plan.notes:
         console.print(f"note: {note}", markup=False, highlight=False)

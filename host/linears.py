@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import comfy.lora
@@ -12,9 +13,18 @@ from comfy.quant_ops import QuantizedTensor
 
 from ..quant.patterns import MODEL_PREFIX
 from ..quant.plan import Layer
+from ..quant.stored.layout import LAYOUT_NAME
 from .pristine import PristineWeights
 
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
+DECODED_LAYOUTS = (
+    "TensorCoreFP8Layout",
+    "TensorCoreFP8E4M3Layout",
+    "TensorCoreFP8E5M2Layout",
+    LAYOUT_NAME,
+)
+"""Layouts whose weights are quantized anew: fp8, and formats that no integer kernel runs."""
 
 
 def linear_modules(patcher: ModelPatcher) -> dict[str, Any]:
@@ -62,6 +72,22 @@ def _describe(name: str, module: Any, patcher: ModelPatcher, pristine: PristineW
     )
 
 
+def is_quantized_before(weight: Any) -> bool:
+    """Whether a weight is quantized already, in a form that is decoded and quantized anew."""
+    if isinstance(weight, QuantizedTensor):
+        return weight._layout_cls in DECODED_LAYOUTS and weight.ndim == 2
+    return weight.dtype in FP8_DTYPES
+
+
+def float_weight(weight: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The numbers a weight stands for: (N, K) float32 on `device`, in memory of its own."""
+    if isinstance(weight, QuantizedTensor):
+        moved: Any = weight.detach().to(device=device)
+        params = replace(moved._params, orig_dtype=torch.float32)
+        return QuantizedTensor(moved._qdata, moved._layout_cls, params).dequantize()
+    return weight.detach().to(device=device, dtype=torch.float32, copy=True)
+
+
 def stored_bytes(weight: Any) -> int:
     """Bytes of a weight as it is held, scales included."""
     if isinstance(weight, QuantizedTensor):
@@ -72,6 +98,8 @@ def stored_bytes(weight: Any) -> int:
 def _why_packed(module: Any, weight: Any) -> str | None:
     if weight is None:
         return "has no weight loaded"
+    if is_quantized_before(weight):
+        return None
     if isinstance(weight, QuantizedTensor):
         return f"already quantized ({getattr(module, 'quant_format', weight._layout_cls)})"
     if hasattr(weight, "tensor_type"):

@@ -17,7 +17,7 @@ from ..quant.errors import SettingsError
 from ..quant.families import family_of
 from ..quant.measured import quantize_and_measure
 from ..quant.native import to_quantized_tensor
-from ..quant.plan import Plan, Quantize, make_plan
+from ..quant.plan import Plan, Quantize, make_plan, quantized_before_note
 from ..quant.report import LayerResult, Report, quantize_report
 from ..quant.settings import QuantSettings
 from ..quant.weight import QuantizedWeight
@@ -65,6 +65,7 @@ def quantize_model(
     _make_room(plan, compute_device)
     bake = loras == "bake"
     modules = linears.linear_modules(model)
+    plan = _with_note_of_quantized_before(plan, modules, pristine)
     results: dict[str, LayerResult] = {}
     replaced: dict[str, torch.nn.Module] = {}
     operations = comfy.ops.mixed_precision_ops({}, _compute_dtype(model))
@@ -79,6 +80,18 @@ def quantize_model(
     baked = _drop_patches(quantized, plan) if bake else 0
     report = _report(model, quantized, plan, results, settings, compute_device, baked, started)
     return quantized, report
+
+
+def _with_note_of_quantized_before(
+    plan: Plan, modules: dict[str, Any], pristine: PristineWeights
+) -> Plan:
+    before = []
+    for layer in (decision.layer for decision in plan.selected):
+        module = modules[layer.name]
+        weight = pristine.parameter(linears.weight_key(layer.name), module.weight)
+        if linears.is_quantized_before(weight):
+            before.append(getattr(module, "quant_format", str(weight.dtype).removeprefix("torch.")))
+    return plan.with_note(quantized_before_note(len(before), before[0])) if before else plan
 
 
 def _image_model(model: ModelPatcher) -> str | None:
@@ -118,7 +131,7 @@ def _quantize_layer(
     """Home device -> compute device -> home; the float copy is gone when this returns."""
     name, key = decision.layer.name, linears.weight_key(decision.layer.name)
     source = pristine.parameter(key, module.weight)
-    weight = source.detach().to(device=device, dtype=torch.float32, copy=True)
+    weight = linears.float_weight(source, device)
     if bake and key in model.patches:
         weight = comfy.lora.calculate_weight(
             model.patches[key], weight, key, intermediate_dtype=torch.float32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import comfy.lora
 import torch
 from comfy.model_patcher import ModelPatcher
-from comfy.quant_ops import QuantizedTensor
+from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
 
 from ..loaders.errors import CheckpointError
 from ..loaders.stream import TensorSpec, spec_of, write_stream
@@ -48,12 +49,14 @@ def save_model(model: ModelPatcher, path: Path, overwrite: bool) -> Report:
     _refuse_what_cannot_be_written(model)
     unload(model.model)
     pristine = PristineWeights.of(model)
-    layers = _quantized_layers(model, pristine)
-    plain = _plain_tensors(model, pristine, layers)
+    layers, passed_on = _quantized_layers(model, pristine)
+    plain = _plain_tensors(model, pristine, layers, passed_on)
     specs = [spec_of(name, tensor) for name, tensor in plain.items()]
     for name, weight in layers.items():
         specs += [spec_of(n, t) for n, t in native_layer(name, weight).items()]
     configs = {name: config_of(weight) for name, weight in layers.items()}
+    for name in passed_on:
+        configs[name] = json.loads(bytes(plain[f"{name}.comfy_quant"].tolist()))
     baked = Baked({})
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = _tensors(model, plain, layers, baked)
@@ -68,8 +71,12 @@ def _refuse_what_cannot_be_written(model: ModelPatcher) -> None:
         raise HostError("the model carries LoRA hooks, which no file can hold; save it before them")
 
 
-def _quantized_layers(model: ModelPatcher, pristine: PristineWeights) -> dict[str, QuantizedWeight]:
-    layers = {}
+def _quantized_layers(
+    model: ModelPatcher, pristine: PristineWeights
+) -> tuple[dict[str, QuantizedWeight], tuple[str, ...]]:
+    """The layers in the formats we quantize to, and those ComfyUI itself writes (fp8, nvfp4)."""
+    layers, passed_on = {}, []
+    core = {algorithm["comfy_tensor_layout"] for algorithm in QUANT_ALGOS.values()}
     foreign: dict[str, str] = {}
     for name, module in model.model.diffusion_model.named_modules():
         current = module._parameters.get("weight")
@@ -77,8 +84,11 @@ def _quantized_layers(model: ModelPatcher, pristine: PristineWeights) -> dict[st
             continue
         held: Any = pristine.parameter(f"{MODEL_PREFIX}{name}.weight", current)
         weight = from_quantized_tensor(held) if held.ndim == 2 else None
-        if weight is None or "_correction" in weight.tensors:
-            foreign[name] = _held_as(held)
+        patched = f"{MODEL_PREFIX}{name}.weight" in model.patches
+        if weight is None and held._layout_cls in core and not patched:
+            passed_on.append(name)
+        elif weight is None or "_correction" in weight.tensors:
+            foreign[name] = _held_as(held) + (" with a LoRA" if patched else "")
         else:
             layers[name] = weight
     if foreign:
@@ -87,7 +97,7 @@ def _quantized_layers(model: ModelPatcher, pristine: PristineWeights) -> dict[st
             f"{len(foreign)} layers are held as {foreign[name]}, such as {name!r}, which this node "
             "does not write; load the file with weights set to native, then save"
         )
-    return layers
+    return layers, tuple(passed_on)
 
 
 def _held_as(held: Any) -> str:
@@ -97,7 +107,10 @@ def _held_as(held: Any) -> str:
 
 
 def _plain_tensors(
-    model: ModelPatcher, pristine: PristineWeights, layers: dict[str, QuantizedWeight]
+    model: ModelPatcher,
+    pristine: PristineWeights,
+    layers: dict[str, QuantizedWeight],
+    passed_on: tuple[str, ...],
 ) -> dict[str, torch.Tensor]:
     """Everything else of the model's state dict, without patches."""
     tensors = {}
@@ -105,7 +118,9 @@ def _plain_tensors(
         module, _, part = name.rpartition(".")
         if module in layers and part != "bias":
             continue
-        value = pristine.parameter(f"{MODEL_PREFIX}{name}", tensor)
+        value = tensor
+        if module not in passed_on:
+            value = pristine.parameter(f"{MODEL_PREFIX}{name}", tensor)
         tensors[name] = value.detach().cpu()
     return tensors
 

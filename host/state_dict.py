@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from ..loaders.contents import Contents, LayerItem, LoadedWeight, to_float
-from ..loaders.convert import is_lookup_table
+from ..loaders.describe import is_lookup_table
 from ..loaders.formats.layer import NativeTensors, TensorSource
+from ..loaders.kept import is_native
 from ..loaders.writer import marker, native_layer
 from ..quant import towers
 from ..quant.native import to_quantized_tensor
@@ -70,9 +71,7 @@ def state_dict(
 
 def needs_conversion(weight: LoadedWeight) -> bool:
     """Whether stock ComfyUI could not load this weight, or not all of it, from a native file."""
-    if isinstance(weight, QuantizedWeight):
-        return "_correction" in weight.tensors
-    return isinstance(weight, StoredWeight)
+    return isinstance(weight, QuantizedWeight | StoredWeight) and not is_native(weight)
 
 
 def _tensors(name: str, weight: LoadedWeight) -> dict[str, torch.Tensor]:

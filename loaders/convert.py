@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,28 +11,22 @@ from typing import Any
 import torch
 
 from ..quant.families import family_of
-from ..quant.plan import Layer, Plan, Quantize, make_plan
+from ..quant.plan import Plan, Quantize, make_plan, quantized_before_note
 from ..quant.settings import QuantSettings
 from ..quant.weight import W4A8_SCALE_GROUP, quantize_weight
-from .architecture import image_model_of, model_prefix
-from .diffusers.families import diffusers_family
+from .architecture import image_model_of
+from .contents import Contents, LayerItem, PlainItem, contents, to_float
+from .describe import WEIGHT, describe_layers, is_decoded
 from .errors import CheckpointError
-from .header import TensorEntry
+from .kept import keep_layer
+from .layers import group_by_layer, label
 from .reader import Checkpoint, open_checkpoint
-from .stream import TensorSpec, write_stream
-from .survey import survey
+from .stream import TensorSpec, spec_of, write_stream
+from .survey import Survey, survey
 from .writer import marker, native_config, native_layer, quantization_metadata
 
-FLOAT_DTYPES = ("BF16", "F16", "F32")
-WEIGHT = ".weight"
-
-LOOKUP_TABLE = re.compile(
-    r"(^|\.)(embed_tokens|shared|wte|lm_head|word_embeddings?|token_embedding"
-    r"|relative_attention_bias|position_embeddings?|pos_embed|embedding|embeddings)$"
-)
-"""Names of embedding tables: 2-D weights, but rows are looked up, not multiplied."""
-
 Progress = Callable[[int], None]
+Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -57,85 +50,48 @@ class Conversion:
         }
 
 
-def describe_checkpoint(checkpoint: Checkpoint, prefix: str) -> list[Layer]:
-    """The plan's view of every 2-D `.weight` under `prefix`, named without it."""
-    layers = []
-    for name, entry in checkpoint.entries.items():
-        if name.startswith(prefix) and name.endswith(WEIGHT) and len(entry.shape) == 2:
-            layer = name.removeprefix(prefix).removesuffix(WEIGHT)
-            n, k = entry.shape
-            packed = _why_packed(checkpoint, name, entry)
-            barred = (
-                "an embedding table: its rows are looked up" if is_lookup_table(layer) else None
-            )
-            layers.append(Layer(layer, n, k, entry.nbytes, packed, barred))
-    return layers
-
-
-def is_lookup_table(layer: str) -> bool:
-    """Whether a layer's name is that of an embedding table: its rows are looked up."""
-    return LOOKUP_TABLE.search(layer) is not None
-
-
-def _why_packed(checkpoint: Checkpoint, name: str, entry: TensorEntry) -> str | None:
-    if name.removesuffix(WEIGHT) + ".comfy_quant" in checkpoint.entries:
-        return "already quantized (comfy_quant)"
-    if entry.dtype not in FLOAT_DTYPES:
-        return f"already quantized or packed (stored as {entry.dtype})"
-    return None
-
-
 def quantize_file(
     source: Path,
     target: Path,
     settings: QuantSettings,
     overwrite: bool = False,
     start: Callable[[int], Progress] = lambda total: lambda count: None,
+    legacy_rotation: str = "auto",
 ) -> Conversion:
     """Quantize a checkpoint into a native file, with the node's plan and arithmetic.
 
-    One tensor is in memory at a time; `target` appears only when it is complete.
+    One tensor is in memory at a time; `target` appears only when it is complete. fp8 layers and
+    those of formats ComfyUI lacks are decoded and quantized anew; int8 and int4 layers in its own
+    formats stay as they are. Files with diffusers' names get ComfyUI's.
 
     Args:
         source: a .safetensors file or the .safetensors.index.json of shards.
         overwrite: replace `target` if it exists.
         start: is told the bytes to read, and returns a function that is told each count read.
+        legacy_rotation: of int8 weights whose file does not say, see `survey`.
 
     Raises:
-        CheckpointError, NothingSelectedError, WeightError, OSError: nothing is written then. Files
-            with diffusers' names or quantized by another tool are refused.
+        CheckpointError, NothingSelectedError, WeightError, OSError: nothing is written then.
     """
     started = time.perf_counter()
     if target.exists() and not overwrite:
         raise CheckpointError(target, "exists already", "choose another name or pass --overwrite")
     checkpoint = open_checkpoint(source)
-    kept_configs = _native_configs(checkpoint)
     if target.exists() and any(target.samefile(path) for path in _files(checkpoint)):
         raise CheckpointError(target, "is the source itself", "choose another name")
-    prefix = model_prefix(checkpoint)
-    names = [name.removeprefix(prefix) for name in checkpoint if name.startswith(prefix)]
-    diffusers = diffusers_family(names)
-    if diffusers is not None:
-        raise CheckpointError(
-            source,
-            f"has diffusers' names ({diffusers.name}), under which ComfyUI would load a quantized "
-            "file as noise",
-            "in ComfyUI use Load Quantized Model, Quantize Model and Save Quantized Model",
-        )
-    family = family_of(image_model_of(names))
-    plan = make_plan(describe_checkpoint(checkpoint, prefix), settings, family)
+    found = survey(checkpoint, legacy_rotation)
+    found.require_loadable()
+    items = contents(found)
+    names = [*(i.name for i in items.plain), *(f"{i.name}{WEIGHT}" for i in items.layers)]
+    plan = make_plan(describe_layers(items), settings, family_of(image_model_of(names)))
     if not plan.selected:
         raise CheckpointError(source, "is quantized already", "there is nothing left to do")
-    selected = {f"{prefix}{d.layer.name}{WEIGHT}": d for d in plan.selected}
-    specs = list(_specs(checkpoint, selected))
-    configs = kept_configs | {
-        name.removesuffix(WEIGHT): native_config(d.format, d.group_size)
-        for name, d in selected.items()
-    }
+    plan = _with_notes(plan, found, items)
+    work = _Conversion(found, items, {d.layer.name: d for d in plan.selected})
+    specs, configs = work.specs_and_configs()
     metadata = dict(checkpoint.metadata) | quantization_metadata(configs)
     total = sum(entry.nbytes for entry in checkpoint.entries.values())
-    tensors = _tensors(checkpoint, selected, start(total))
-    write_stream(target, specs, metadata, tensors)
+    write_stream(target, specs, metadata, work.tensors(start(work.nbytes)))
     return Conversion(
         plan=plan,
         bytes_before=total,
@@ -144,44 +100,133 @@ def quantize_file(
     )
 
 
-def _native_configs(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
-    """The labels of layers that are quantized already; they stay as they are.
-
-    A header replaces one that was there, so it must go on naming them.
-
-    Raises:
-        CheckpointError: if a layer would load wrong in ComfyUI, now or after a header is added.
-    """
-    found = survey(checkpoint, "none")
-    found.require_loadable()
-    for layer in found.layers:
-        if layer.stock != "loads it" or layer.config is None:
-            raise CheckpointError(
-                checkpoint.path,
-                f"is quantized by another tool ({layer.name} is {layer.format}, {layer.writer})",
-                "quantize the 16-bit file, or load this one in ComfyUI with Load Quantized Model",
-            )
-    return {
-        layer.name: dict(layer.config or {})
-        for layer in found.layers
-        if f"{layer.name}.comfy_quant" not in checkpoint.entries
-    }
-
-
 def _files(checkpoint: Checkpoint) -> set[Path]:
     return {entry.path for entry in checkpoint.entries.values()}
 
 
-def _specs(checkpoint: Checkpoint, selected: dict[str, Quantize]) -> Iterator[TensorSpec]:
-    for name, entry in checkpoint.entries.items():
-        if name in selected:
-            yield from _native_specs(name.removesuffix(WEIGHT), selected[name])
+def _with_notes(plan: Plan, found: Survey, items: Contents) -> Plan:
+    """The plan with what was noticed about the file, and what was quantized twice."""
+    for note in (*found.notes, *items.notes):
+        plan = plan.with_note(note)
+    stored = {item.name: item for item in items.layers}
+    anew = [stored[d.layer.name].sources[0] for d in plan.selected if d.layer.name in stored]
+    if anew:
+        was = f"{anew[0].format}, {anew[0].writer}"
+        plan = plan.with_note(quantized_before_note(len(anew), was))
+    kept = {d.layer.name for d in plan.kept}
+    unfit = [i for i in items.layers if i.name in kept and _becomes_plain(i)]
+    if unfit:
+        plan = plan.with_note(
+            f"{len(unfit)} kept layers are in a format ComfyUI lacks ({unfit[0].sources[0].format})"
+            " and are written as bf16"
+        )
+    return plan
+
+
+def _becomes_plain(item: LayerItem) -> bool:
+    return is_decoded(item.sources[0]) and item.sources[0].loads_as.startswith("stored (")
+
+
+@dataclass(frozen=True)
+class _Conversion:
+    """What goes into the new file: selected is by ComfyUI's name of the layer."""
+
+    found: Survey
+    items: Contents
+    selected: Mapping[str, Quantize]
+
+    @property
+    def prefix(self) -> str:
+        """The source's prefix; ComfyUI's names alone where they were translated."""
+        return "" if self.items.family else self.found.prefix
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that `tensors` will report."""
+        sizes = [item.nbytes for item in (*self.items.plain, *self.items.layers)]
+        return sum(sizes) + sum(self.found.checkpoint.entries[n].nbytes for n in self.found.outside)
+
+    def specs_and_configs(self) -> tuple[list[TensorSpec], dict[str, Config]]:
+        """Every tensor that `tensors` will give, and the labels of the quantized layers.
+
+        Kept layers are read for it, one at a time: what they become is known only then.
+        """
+        entries = self.found.checkpoint.entries
+        specs = [TensorSpec(n, entries[n].dtype, entries[n].shape) for n in self.found.outside]
+        configs = self._labels_outside()
+        for item in self.items.plain:
+            decision = self._decision(item)
+            if decision is None:
+                specs.append(TensorSpec(f"{self.prefix}{item.name}", item.dtype, item.shape))
+            else:
+                specs += _native_specs(self.prefix, decision)
+                configs[f"{self.prefix}{decision.layer.name}"] = _config(decision)
+        for item in self.items.layers:
+            decision = self._decision(item)
+            name = f"{self.prefix}{item.name}"
+            if decision is None:
+                kept = keep_layer(item, self.found.checkpoint, self.prefix)
+                specs += [spec_of(part, tensor) for part, tensor in kept.tensors.items()]
+                configs |= {name: kept.config} if kept.config is not None else {}
+            else:
+                specs += _native_specs(self.prefix, decision)
+                configs[name] = _config(decision)
+        return specs, configs
+
+    def tensors(self, progress: Progress) -> Iterator[tuple[str, torch.Tensor]]:
+        """The new file's tensors; `progress` is told the bytes read for each."""
+        checkpoint = self.found.checkpoint
+        for name in self.found.outside:
+            yield name, checkpoint.read(name)
+            progress(checkpoint.entries[name].nbytes)
+        for item in (*self.items.plain, *self.items.layers):
+            yield from self._item_tensors(item)
+            progress(item.nbytes)
+
+    def _item_tensors(self, item: PlainItem | LayerItem) -> Iterator[tuple[str, torch.Tensor]]:
+        decision = self._decision(item)
+        if decision is not None:
+            name = f"{self.prefix}{decision.layer.name}"
+            weight = quantize_weight(
+                to_float(item.load(self.found.checkpoint)),
+                decision.format,
+                decision.group_size,
+                name,
+            )
+            yield from native_layer(name, weight).items()
+        elif isinstance(item, PlainItem):
+            yield f"{self.prefix}{item.name}", item.load(self.found.checkpoint)
         else:
-            yield TensorSpec(name, entry.dtype, entry.shape)
+            kept = keep_layer(item, self.found.checkpoint, self.prefix)
+            yield from kept.tensors.items()
+
+    def _decision(self, item: PlainItem | LayerItem) -> Quantize | None:
+        if isinstance(item, LayerItem):
+            return self.selected.get(item.name)
+        if not item.name.endswith(WEIGHT):
+            return None
+        return self.selected.get(item.name.removesuffix(WEIGHT))
+
+    def _labels_outside(self) -> dict[str, Config]:
+        """Labels in the old header of layers outside of the diffusion model; the new replaces it."""
+        entries = {n: self.found.checkpoint.entries[n] for n in self.found.outside}
+        layers, _ = label(
+            group_by_layer(entries), self.found.checkpoint.metadata, self.found.checkpoint
+        )
+        return {
+            name: layer.config
+            for name, layer in layers.items()
+            if layer.config is not None and "comfy_quant" not in layer.parts
+        }
 
 
-def _native_specs(name: str, decision: Quantize) -> Iterator[TensorSpec]:
+def _config(decision: Quantize) -> Config:
+    return native_config(decision.format, decision.group_size)
+
+
+def _native_specs(prefix: str, decision: Quantize) -> Iterator[TensorSpec]:
     """The tensors `native_layer` will give, known before the weight is read."""
+    name = f"{prefix}{decision.layer.name}"
     n, k = decision.layer.n, decision.layer.k
     native = decision.format.native_format
     if native == "int8_tensorwise":
@@ -195,21 +240,5 @@ def _native_specs(name: str, decision: Quantize) -> Iterator[TensorSpec]:
         yield TensorSpec(f"{name}.weight_s_rel", "F8_E4M3", (n, k // W4A8_SCALE_GROUP))
         yield TensorSpec(f"{name}.weight_s_channel", "F32", (n,))
         yield TensorSpec(f"{name}.weight_codebook", "F32", (16,))
-    config = marker(native_config(decision.format, decision.group_size))
+    config = marker(_config(decision))
     yield TensorSpec(f"{name}.comfy_quant", "U8", tuple(config.shape))
-
-
-def _tensors(
-    checkpoint: Checkpoint, selected: dict[str, Quantize], progress: Progress
-) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, entry in checkpoint.entries.items():
-        tensor = checkpoint.read(name)
-        if name in selected:
-            decision = selected[name]
-            layer = name.removesuffix(WEIGHT)
-            weight = quantize_weight(tensor, decision.format, decision.group_size, layer)
-            del tensor
-            yield from native_layer(layer, weight).items()
-        else:
-            yield name, tensor
-        progress(entry.nbytes)

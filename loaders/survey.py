@@ -118,6 +118,7 @@ def survey(checkpoint: Checkpoint, legacy_rotation: str = "auto") -> Survey:
     faults += _unclaimed(rest, inside, {fault.layer for fault in faults})
     markers = {name for name in rest if name.endswith((".comfy_quant", SCALED_FP8))}
     plain = tuple(name for name in rest if name not in markers)
+    faults.sort(key=lambda fault: fault.layer)
     return Survey(
         checkpoint, prefix, tuple(found), plain, outside, tuple(faults), tuple(ignored), notes
     )

@@ -121,6 +121,18 @@ def make_plan(layers: Sequence[Layer], settings: QuantSettings, family: Family |
     return plan
 
 
+def quantized_before_note(count: int, was: str) -> str:
+    """What a report says of layers that were quantized once already.
+
+    Args:
+        was: their format until now.
+    """
+    return (
+        f"{count} layers were quantized before ({was}); they are decoded and quantized anew, which "
+        "adds its error to theirs"
+    )
+
+
 def rotation_group(k: int, settings: QuantSettings) -> tuple[int | None, str | None]:
     """The rotation group for K columns and None, or None and why there is none."""
     if settings.group_size is not None:

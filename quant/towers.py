@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 SIDE_NETWORK = re.compile(
-    r"embed|refiner|connector|guidance|(?<!dif)fusion|adapter|encoder|resampler|injector|(^|_)in$",
+    r"embed|refiner|connector|guidance|(?<!dif)fusion|adapter|encoder|resampler|injector|(^|_)in$"
+    r"|^vis(ual|ion)(_|$)",
     re.I,
 )
 """Parts of a name before the block number that mark a helper of the model, not its main tower."""
@@ -28,12 +29,15 @@ MODULATION = re.compile(
 class Position:
     """Where a layer sits: tower is the name before the block number, or None outside of any.
 
-    blocks is the number of blocks of that tower; inner is the name after the block number.
+    blocks is the number of blocks of that tower; inner is the name after the block number; helper
+    is the part of the tower's name by which it is a helper network of the model, None if it is the
+    main one. Where no tower would be the main one, as in a T5 encoder, all of them are.
     """
 
     tower: str | None
     blocks: int
     inner: str
+    helper: str | None = None
 
 
 def locate(names: Iterable[str]) -> dict[str, Position]:
@@ -52,7 +56,14 @@ def locate(names: Iterable[str]) -> dict[str, Position]:
     for (tower, _inner), blocks in blocks_with.items():
         if len(blocks) > 1:
             sizes[tower] |= blocks
-    return {name: _position(name, sizes) for name in names}
+    helpers = {tower: _helper(tower) for tower in sizes}
+    if None not in helpers.values():
+        helpers = dict.fromkeys(helpers)
+    return {name: _position(name, sizes, helpers) for name in names}
+
+
+def _helper(tower: str) -> str | None:
+    return next((part for part in tower.split(".") if SIDE_NETWORK.search(part)), None)
 
 
 def _splits(name: str) -> Iterable[tuple[str, str, str]]:
@@ -63,10 +74,10 @@ def _splits(name: str) -> Iterable[tuple[str, str, str]]:
             yield ".".join(parts[:index]), parts[index], ".".join(parts[index + 1 :])
 
 
-def _position(name: str, sizes: dict[str, set[str]]) -> Position:
+def _position(name: str, sizes: dict[str, set[str]], helpers: dict[str, str | None]) -> Position:
     for tower, _block, inner in _splits(name):
         if tower in sizes:
-            return Position(tower, len(sizes[tower]), inner)
+            return Position(tower, len(sizes[tower]), inner, helpers[tower])
     return Position(None, 0, name)
 
 
@@ -74,9 +85,10 @@ def why_keep(position: Position) -> str | None:
     """The architecture-agnostic rule: why a layer at `position` is kept, or None to quantize it."""
     if position.tower is None:
         return "outside the repeated blocks: an embedder, final layer or shared projection"
-    side = next((p for p in position.tower.split(".") if SIDE_NETWORK.search(p)), None)
-    if side is not None:
-        return f"in the helper network {side!r}, which costs little and feeds every block"
+    if position.helper is not None:
+        return (
+            f"in the helper network {position.helper!r}, which costs little and feeds every block"
+        )
     modulation = next((p for p in position.inner.split(".") if MODULATION.search(p)), None)
     if modulation is not None:
         return f"modulation or norm projection {modulation!r}: sets scale and shift of every token"

@@ -226,16 +226,25 @@ def test_a_compute_dtype_set_on_the_model_is_noted(tiny: Any, quantize: Any) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
-def test_fp8_weights_are_kept_and_reported(tiny: Any, quantize: Any, dtype: torch.dtype) -> None:
+def test_fp8_weights_are_quantized_from_the_numbers_they_hold(
+    tiny: Any, quantize: Any, dtype: torch.dtype
+) -> None:
     source = tiny.build("flux", torch.bfloat16)
-    for block in source.model.diffusion_model.single_blocks:
-        block.linear1.weight.data = block.linear1.weight.data.to(dtype)
+    same = tiny.build("flux", torch.bfloat16)
+    for model, held in ((source, dtype), (same, torch.float32)):
+        for block in model.model.diffusion_model.single_blocks:
+            block.linear1.weight.data = block.linear1.weight.data.to(dtype).to(held)
     quantized, report = quantize(source)
-    reasons = {layer["name"]: layer["reason"] for layer in report.layers}
+    expected, _ = quantize(same)
+    weights = [
+        model.model.diffusion_model.single_blocks[0].linear1.weight
+        for model in (quantized, expected)
+    ]
+    assert torch.equal(weights[0]._qdata, weights[1]._qdata)
+    assert torch.equal(weights[0]._params.scale, weights[1]._params.scale)
     name = str(dtype).removeprefix("torch.")
-    assert reasons["single_blocks.0.linear1"] == f"already quantized or packed (stored as {name})"
-    kept = quantized.model.diffusion_model.single_blocks[0].linear1
-    assert kept.weight.dtype == dtype
+    assert any(f"2 layers were quantized before ({name})" in note for note in report.notes)
+    assert source.model.diffusion_model.single_blocks[0].linear1.weight.dtype == dtype
     assert tiny.sample(quantized, "flux").isfinite().all()
 
 

@@ -22,22 +22,6 @@ KERNEL_ERROR = {
 """Distance of the latents from those of the dequantized weights: what quantized activations cost."""
 
 
-def parts(tiny: Any, family: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Weights of the blocks' layers by layer, and everything else by name, all float32."""
-    tensors = tiny.build(family).model.diffusion_model.state_dict()
-    layers = {
-        name.removesuffix(".weight"): value
-        for name, value in tensors.items()
-        if "blocks." in name
-        and name.endswith(".weight")
-        and value.ndim == 2
-        and value.shape[1] % 256 == 0
-        and "mod" not in name
-    }
-    plain = {n: v.clone() for n, v in tensors.items() if n.removesuffix(".weight") not in layers}
-    return layers, plain
-
-
 def reference(
     tiny: Any, family: str, plain: dict[str, torch.Tensor], weights: dict[str, torch.Tensor]
 ) -> Any:
@@ -59,7 +43,7 @@ def test_samples_as_the_weights_it_stands_for(
     from leandit.host.load import load_model
 
     case = CASES[name]
-    layers, plain = parts(tiny, family)
+    layers, plain = tiny.parts(family)
     path, weights = write_case(name, tmp_path, layers, plain)
     model, report = load_model(path, legacy_rotation=case.legacy_rotation)
     expected = tiny.sample(reference(tiny, family, plain, weights), family)
@@ -78,7 +62,7 @@ def test_samples_as_the_weights_it_stands_for(
 def test_native_converts_and_states_the_error(tiny: Any, tmp_path: Path, name: str) -> None:
     from leandit.host.load import load_model
 
-    layers, plain = parts(tiny, "flux")
+    layers, plain = tiny.parts("flux")
     path, weights = write_case(name, tmp_path, layers, plain)
     model, report = load_model(path, weights="native")
     four_bit = "int4" in name or "uint4" in name or "bitsandbytes" in name
@@ -94,13 +78,19 @@ def test_native_converts_and_states_the_error(tiny: Any, tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize(
-    "name", ["bitsandbytes nf4", "int8_tensorwise with scale [N]", "SDNQ uint4", "int8_blockwise"]
+    "name",
+    [
+        "bitsandbytes nf4",
+        *(f"int8_tensorwise with scale {shape}" for shape in ("[]", "[1]", "[N]", "[N,1]")),
+        "SDNQ uint4",
+        "int8_blockwise",
+    ],
 )
 def test_a_lora_is_merged_into_every_layer(tiny: Any, tmp_path: Path, name: str) -> None:
     """Square layers included, where a scale of shape [N] would corrupt the weight silently."""
     from leandit.host.load import load_model
 
-    layers, plain = parts(tiny, "flux")
+    layers, plain = tiny.parts("flux")
     path, weights = write_case(name, tmp_path, layers, plain)
     generator = torch.Generator().manual_seed(5)
     patches, changed = {}, {}
@@ -119,14 +109,15 @@ def test_a_lora_is_merged_into_every_layer(tiny: Any, tmp_path: Path, name: str)
     assert torch.equal(tiny.sample(model, "flux"), unpatched)
 
 
-def test_shards_and_a_prefix_load_like_one_file(tiny: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["int8 ConvRot in groups of 64", "bitsandbytes nf4"])
+def test_shards_and_a_prefix_load_like_one_file(tiny: Any, tmp_path: Path, name: str) -> None:
     import json
 
     from leandit.host.load import load_model
     from safetensors.torch import load_file
 
-    layers, plain = parts(tiny, "flux")
-    path, _ = write_case("int8 ConvRot in groups of 64", tmp_path, layers, plain)
+    layers, plain = tiny.parts("flux")
+    path, _ = write_case(name, tmp_path, layers, plain)
     tensors = load_file(path)
     names = list(tensors)
     shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
@@ -143,7 +134,7 @@ def test_a_plain_file_loads_as_comfyui_loads_it(tiny: Any, tmp_path: Path) -> No
     import comfy.sd
     from leandit.host.load import load_model
 
-    layers, plain = parts(tiny, "flux")
+    layers, plain = tiny.parts("flux")
     path = tmp_path / "plain.safetensors"
     save_file({**plain, **{f"{name}.weight": value for name, value in layers.items()}}, path)
     ours, report = load_model(path)
@@ -155,7 +146,7 @@ def test_a_plain_file_loads_as_comfyui_loads_it(tiny: Any, tmp_path: Path) -> No
 def test_comfyui_can_make_the_patcher_again(tiny: Any, tmp_path: Path) -> None:
     from leandit.host.load import load_model
 
-    layers, plain = parts(tiny, "flux")
+    layers, plain = tiny.parts("flux")
     path, _ = write_case("bitsandbytes nf4", tmp_path, layers, plain)
     model, _ = load_model(path)
     make, given = model.cached_patcher_init
@@ -168,7 +159,7 @@ def test_the_report_names_what_is_ignored_and_what_is_missing(tiny: Any, tmp_pat
     from leandit.host.load import load_model
     from safetensors.torch import load_file
 
-    layers, plain = parts(tiny, "flux")
+    layers, plain = tiny.parts("flux")
     path, _ = write_case("int8_tensorwise with scale [N,1]", tmp_path, layers, plain)
     tensors = {f"model.diffusion_model.{name}": value for name, value in load_file(path).items()}
     del tensors["model.diffusion_model.img_in.bias"]
@@ -188,7 +179,7 @@ def test_an_int8_matrix_of_no_known_format_is_refused_with_its_keys(
 ) -> None:
     from leandit.host.load import load_model
 
-    layers, plain = parts(tiny, "flux")
+    layers, plain = tiny.parts("flux")
     tensors = {f"{name}.weight": value.to(torch.int8) for name, value in layers.items()}
     save_file({**plain, **tensors}, tmp_path / "noise.safetensors")
     with pytest.raises(CheckpointError, match=r"20 layers that would load wrong") as caught:

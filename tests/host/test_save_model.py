@@ -128,3 +128,68 @@ def test_cancel_leaves_nothing(tiny: Any, tmp_path: Path) -> None:
     with pytest.raises(comfy.model_management.InterruptProcessingException):
         save_model(tiny.build("flux"), tmp_path / "out.safetensors", overwrite=False)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("source", ["float8", "bitsandbytes nf4", "int8_blockwise"])
+def test_node_and_command_line_quantize_what_was_quantized_before_to_the_same_bits(
+    tiny: Any, tmp_path: Path, source: str
+) -> None:
+    """fp8 in the form ComfyUI's own checkpoints have, and formats that only this package loads."""
+    from leandit.host.load import load_model
+    from leandit.host.quantize import quantize_model
+
+    layers, plain = tiny.parts("flux")
+    if source == "float8":
+        path, tensors = tmp_path / "model.safetensors", dict(plain)
+        for name, weight in layers.items():
+            scale = weight.abs().max() / 448
+            tensors[f"{name}.weight"] = (weight / scale).to(torch.float8_e4m3fn)
+            tensors[f"{name}.scale_weight"] = scale
+        tensors["scaled_fp8"] = torch.zeros(0, dtype=torch.float8_e4m3fn)
+        save_file(tensors, path)
+    else:
+        path, _ = write_case(source, tmp_path, layers, plain)
+    quantize_file(path, tmp_path / "cli.safetensors", settings_from())
+    model, _ = load_model(path)
+    twin, report = quantize_model(model, settings_from())
+    assert any(f"{len(layers)} layers were quantized before" in note for note in report.notes)
+    found = load_file(tmp_path / "cli.safetensors")
+    for name in layers:
+        weight = twin.model.diffusion_model.get_submodule(name).weight
+        assert torch.equal(found[f"{name}.weight"], weight._qdata)
+        assert torch.equal(found[f"{name}.weight_scale"], weight._params.scale)
+
+
+def test_fp8_layers_are_written_as_they_are_and_stock_comfyui_loads_them(
+    tiny: Any, tmp_path: Path
+) -> None:
+    import comfy.sd
+    from leandit.host.errors import HostError
+    from leandit.host.load import load_model
+    from leandit.host.quantize import quantize_model
+    from leandit.host.save import save_model
+
+    layers, plain = tiny.parts("flux")
+    tensors = dict(plain)
+    for name, weight in layers.items():
+        scale = weight.abs().max() / 448
+        tensors[f"{name}.weight"] = (weight / scale).to(torch.float8_e4m3fn)
+        tensors[f"{name}.weight_scale"] = scale
+    save_file(tensors, tmp_path / "fp8.safetensors")
+    model, _ = load_model(tmp_path / "fp8.safetensors")
+    twin, _ = quantize_model(model, settings_from(exclude="single_blocks.*"))
+    save_model(twin, tmp_path / "out.safetensors", overwrite=False)
+    found = load_file(tmp_path / "out.safetensors")
+    kept = "single_blocks.1.linear2"
+    assert torch.equal(
+        found[f"{kept}.weight"].view(torch.uint8), tensors[f"{kept}.weight"].view(torch.uint8)
+    )
+    assert found["double_blocks.1.img_mlp.0.weight"].dtype == torch.int8
+    stock = comfy.sd.load_diffusion_model(str(tmp_path / "out.safetensors"))
+    difference = tiny.sample(stock, "flux") - tiny.sample(twin, "flux")
+    assert difference.norm() < 1e-2 * tiny.sample(twin, "flux").norm()
+    patched = twin.clone()
+    patched.add_patches({f"diffusion_model.{kept}.weight": ("diff", (layers[kept],))})
+    with pytest.raises(HostError, match="TensorCoreFP8E4M3Layout with a LoRA"):
+        save_model(patched, tmp_path / "no.safetensors", overwrite=False)
+    assert not (tmp_path / "no.safetensors").exists()

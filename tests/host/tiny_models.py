@@ -228,6 +228,22 @@ def build(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **chan
     return comfy.model_patcher.ModelPatcher(model, cpu, cpu)
 
 
+def parts(family: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Weights of the blocks' layers by layer, and everything else by name, all float32."""
+    tensors = build(family).model.diffusion_model.state_dict()
+    layers = {
+        name.removesuffix(".weight"): value
+        for name, value in tensors.items()
+        if "blocks." in name
+        and name.endswith(".weight")
+        and value.ndim == 2
+        and value.shape[1] % 256 == 0
+        and "mod" not in name
+    }
+    plain = {n: v.clone() for n, v in tensors.items() if n.removesuffix(".weight") not in layers}
+    return layers, plain
+
+
 def fill(model: torch.nn.Module) -> None:
     """Random weights with some large columns, as trained transformers have."""
     for name, parameter in model.diffusion_model.named_parameters():

@@ -185,18 +185,6 @@ def test_a_header_that_labels_kept_layers_goes_on_naming_them(tmp_path: Path) ->
     assert equal(checkpoint.read("blocks.0.q.weight"), codes)
 
 
-def test_a_file_another_tool_quantized_is_not_half_converted(tmp_path: Path) -> None:
-    tensors = model()
-    tensors["blocks.0.q.weight"] = torch.ones(48, 256, dtype=torch.int8)
-    tensors["blocks.0.q.SCB"] = torch.ones(48)
-    save_file(tensors, tmp_path / "in.safetensors")
-    with pytest.raises(
-        CheckpointError, match=r"quantized by another tool \(blocks.0.q is bnb_int8"
-    ):
-        quantize_file(tmp_path / "in.safetensors", tmp_path / "out.safetensors", settings_from())
-    assert not (tmp_path / "out.safetensors").exists()
-
-
 def test_a_t5_position_table_is_not_taken_for_a_linear(tmp_path: Path) -> None:
     tensors = model()
     name = "blocks.0.SelfAttention.relative_attention_bias.weight"
@@ -218,13 +206,3 @@ def test_a_file_that_reads_back_differently_is_not_kept(
     with pytest.raises(CheckpointError, match="read back differs from what was written"):
         quantize_file(tmp_path / "in.safetensors", tmp_path / "out.safetensors", settings_from())
     assert [file.name for file in tmp_path.iterdir()] == ["in.safetensors"]
-
-
-def test_a_file_with_diffusers_names_is_refused_with_the_way_that_works(tmp_path: Path) -> None:
-    from leandit.loaders.diffusers.families import FAMILIES
-
-    for family in FAMILIES:
-        tensors = {name: torch.ones(64, 64).bfloat16() for name in family.signs}
-        save_file(tensors, tmp_path / "in.safetensors")
-        with pytest.raises(CheckpointError, match=rf"has diffusers' names \({family.name}\)"):
-            quantize_file(tmp_path / "in.safetensors", tmp_path / "o.safetensors", settings_from())

@@ -32,6 +32,28 @@ def test_a_unet_has_towers_although_its_blocks_differ() -> None:
     assert "outside" in (why_keep(found["time_embed.0"]) or "")
 
 
+TEXT_ENCODERS = {
+    "T5": "encoder.block.#.layer.0.SelfAttention.q",
+    "CLIP": "text_model.encoder.layers.#.self_attn.q_proj",
+    "Qwen, Llama and Gemma": "layers.#.mlp.gate_proj",
+}
+
+
+@pytest.mark.parametrize("name", TEXT_ENCODERS.values(), ids=TEXT_ENCODERS)
+def test_the_blocks_of_a_text_encoder_are_the_main_tower(name: str) -> None:
+    names = [name.replace("#", str(index)) for index in range(2)]
+    assert why_keep(locate(names)[names[0]]) is None
+
+
+def test_beside_another_tower_an_encoder_is_a_helper() -> None:
+    names = [f"{tower}.{index}.q" for tower in ("encoder.block", "blocks") for index in range(2)]
+    names += [f"visual.blocks.{index}.attn.qkv" for index in range(2)]
+    found = locate(names)
+    assert found["blocks.0.q"].helper is None
+    assert "helper network 'encoder'" in (why_keep(found["encoder.block.0.q"]) or "")
+    assert "helper network 'visual'" in (why_keep(found["visual.blocks.1.attn.qkv"]) or "")
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -69,4 +91,5 @@ def test_attention_and_mlp_layers_are_taken(name: str) -> None:
 )
 def test_modulation_and_helper_networks_are_kept(name: str) -> None:
     names = [name.replace("#", str(index)) for index in range(2)]
+    names += ["main.0.q", "main.1.q"]
     assert why_keep(locate(names)[names[0]]) is not None
