@@ -193,3 +193,23 @@ def test_fp8_layers_are_written_as_they_are_and_stock_comfyui_loads_them(
     with pytest.raises(HostError, match="TensorCoreFP8E4M3Layout with a LoRA"):
         save_model(patched, tmp_path / "no.safetensors", overwrite=False)
     assert not (tmp_path / "no.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", ["bitsandbytes nf4", "SDNQ uint4 with SVD", "int8_blockwise"])
+def test_comfyuis_own_save_of_a_foreign_format_is_read_back(
+    tiny: Any, tmp_path: Path, name: str
+) -> None:
+    import comfy.sd
+    from leandit.host.load import load_model
+
+    layers, plain = tiny.parts("flux")
+    path, _ = write_case(name, tmp_path, layers, plain)
+    model, _ = load_model(path)
+    comfy.sd.save_checkpoint(str(tmp_path / "saved.safetensors"), model, metadata={"format": "pt"})
+    again, report = load_model(tmp_path / "saved.safetensors")
+    assert report.summary["layers_quantized"] == len(layers)
+    for layer in layers:
+        one, other = (m.model.diffusion_model.get_submodule(layer).weight for m in (model, again))
+        assert torch.equal(one._qdata, other._qdata)
+    difference = tiny.sample(again, "flux") - tiny.sample(model, "flux")
+    assert difference.norm() < 1e-5 * tiny.sample(model, "flux").norm()

@@ -143,6 +143,35 @@ def test_the_example_for_loading_runs_with_a_tiny_nf4_flux(server: Any, tiny: An
     assert report["summary"]["loads_as"] == {"stored (NF4 codebook)": len(layers)}
 
 
+def test_the_example_for_saving_writes_a_file_that_comfyui_loads_without_the_package(
+    server: Any, tiny: Any
+) -> None:
+    import comfy.sd
+
+    example = json.loads(
+        (ROOT / "example_workflows/api/save_quantized_flux.json").read_text("utf-8")
+    )
+    example["1"]["inputs"]["unet_name"] = "tiny_flux.safetensors"
+    history = server.run(example)
+    assert history["status"]["status_str"] == "success"
+    (report,) = history["outputs"]["3"]["leandit"]
+    written = Path(report["summary"]["file"])
+    assert written.parent == server.folder / "output/diffusion_models"
+    assert report["summary"]["layers_quantized"] == 20
+    latents = []
+    for path in (written, server.folder / "models/diffusion_models/tiny_flux.safetensors"):
+        with torch.inference_mode():
+            latents.append(tiny.sample(comfy.sd.load_diffusion_model(str(path)), "flux"))
+    assert (latents[0] - latents[1]).norm() < 0.03 * latents[1].norm()
+    assert not torch.equal(latents[0], latents[1])
+    again = server.run(example | {"9": {"class_type": "PreviewAny", "inputs": {"source": "x"}}})
+    assert again["status"]["status_str"] == "success"  # ComfyUI's cache: nothing runs anew
+    example["3"]["inputs"]["filename_prefix"] += "-other"
+    example["3"]["inputs"]["overwrite"] = True
+    assert server.run(example)["status"]["status_str"] == "success"
+    assert (written.parent / f"{written.stem}-other.safetensors").exists()
+
+
 def test_switched_off_gives_the_latents_of_the_graph_without_the_node(server: Any) -> None:
     off = saved_latent(server, server.run(prompt(enabled=False)))
     without = prompt()

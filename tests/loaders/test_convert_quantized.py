@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from format_builders import bnb
 from format_cases import CASES, write_case
 from leandit.loaders.contents import contents, to_float
 from leandit.loaders.convert import quantize_file
@@ -141,3 +142,34 @@ def test_labels_of_a_text_encoder_in_the_header_are_kept(tmp_path: Path) -> None
     assert listed["text_encoder.q"] == {"format": "int8_tensorwise"}
     assert len(listed) == 1 + len(LAYERS)
     assert torch.equal(found.read("text_encoder.q.weight"), tensors["text_encoder.q.weight"])
+
+
+@pytest.mark.parametrize("quantized", [False, True], ids=["16 bit", "nf4"])
+def test_diffusers_names_become_comfyuis(quantized: bool, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    parts = {
+        f"transformer_blocks.{block}.attn.to_{part}": torch.randn(64, 256, generator=generator)
+        for block in range(2)
+        for part in "qkv"
+    }
+    tensors = {
+        "x_embedder.weight": torch.ones(64, 4),
+        "norm_out.linear.weight": torch.ones(8, 4),
+        "time_text_embed.text_embedder.linear_1.weight": torch.ones(64, 4),
+    }
+    exact = {}
+    for layer, weight in parts.items():
+        made = {"weight": weight.bfloat16()}
+        exact[layer] = weight.bfloat16().double()
+        if quantized:
+            made, exact[layer] = bnb("nf4", False)(weight.double())
+        tensors |= {f"{layer}.{part}": value.clone() for part, value in made.items()}
+    save_file(tensors, tmp_path / "in.safetensors")
+    done = quantize_file(tmp_path / "in.safetensors", tmp_path / "out.safetensors", settings_from())
+    assert "names translated from diffusers' (flux)" in done.plan.notes
+    found = load_file(tmp_path / "out.safetensors")
+    assert "img_in.weight" in found and not any("transformer_blocks" in name for name in found)
+    for block in range(2):
+        stacked = torch.cat([exact[f"transformer_blocks.{block}.attn.to_{p}"] for p in "qkv"])
+        for part, tensor in expected(stacked).items():
+            assert torch.equal(found[f"double_blocks.{block}.img_attn.qkv.{part}"], tensor)

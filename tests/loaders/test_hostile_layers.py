@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from leandit.loaders.contents import contents, to_float
 from leandit.loaders.errors import CheckpointError
 from leandit.loaders.reader import open_checkpoint
 from leandit.loaders.survey import survey
+from torch.utils._python_dispatch import TorchDispatchMode
 
 MUTATIONS = 50
 """Per format; with 49 formats about 2,500 files."""
@@ -48,8 +50,28 @@ def mutate(data: bytearray, rng: random.Random) -> bytes:
     return len(text).to_bytes(8, "little") + text + bytes(data[8 + length :])
 
 
+MAX_TENSOR_BYTES = 1_000_000
+"""The files hold 16 KB in 8 bits; float64 of it is 130 KB."""
+
+
+class MemoryLimit(TorchDispatchMode):
+    """Fails where any operation makes a tensor that is out of proportion to the file."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, list | tuple) else [made]:
+            if isinstance(tensor, torch.Tensor):
+                assert tensor.untyped_storage().nbytes() <= MAX_TENSOR_BYTES, func
+        return made
+
+
+def test_the_memory_limit_sees_a_large_tensor() -> None:
+    with MemoryLimit(), pytest.raises(AssertionError):
+        torch.zeros(2_000_000, dtype=torch.uint8)
+
+
 @pytest.mark.parametrize("name", list(CASES))
-def test_mutations_never_crash_the_loader(name: str, tmp_path: Path) -> None:
+def test_mutations_never_crash_the_loader_nor_fill_the_memory(name: str, tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     weights = {f"blocks.{i}.q": torch.randn(32, 256, generator=generator) for i in range(2)}
     plain = {f"{layer}.bias": torch.ones(32) for layer in weights}
@@ -63,7 +85,8 @@ def test_mutations_never_crash_the_loader(name: str, tmp_path: Path) -> None:
             found = survey(open_checkpoint(path), "none")
             found.require_loadable()
             for item in contents(found).layers:
-                value = to_float(item.load(found.checkpoint))
+                with MemoryLimit():
+                    value = to_float(item.load(found.checkpoint))
                 assert value.shape == item.shape
         except CheckpointError:
             refused += 1
