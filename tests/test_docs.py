@@ -127,3 +127,14 @@ def test_the_changelog_has_the_version() -> None:
 def test_requirements_never_name_torch() -> None:
     lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
     assert not [line for line in lines if line.strip() and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_no_node_of_an_example_lies_on_another(path: Path) -> None:
+    nodes = json.loads(path.read_text(encoding="utf-8"))["nodes"]
+    for index, one in enumerate(nodes):
+        for other in nodes[:index]:
+            (x, y), (w, h) = one["pos"], one["size"]
+            (left, top), (width, height) = other["pos"], other["size"]
+            apart = x + w <= left or left + width <= x or y + h <= top or top + height <= y
+            assert apart, (one["type"], other["type"])
