@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..backend import LinearRequest
+from ..row_split import SelectedConfig
 
 LINEAR_OPERATION = {
     "TensorWiseINT8Layout": "int8_linear",
@@ -69,6 +70,18 @@ def linear_route(layout: str, request: LinearRequest) -> Route:
                 return Route(name, refusals)
             refusals[name] = f"{verdict.failed_param}: {verdict.failure_reason}"
     return Route("", refusals)
+
+
+def selected_config() -> SelectedConfig | None:
+    """comfy-kitchen's choice of CUTLASS configuration as a function, or None if it has none.
+
+    It is private to comfy-kitchen (0.2.40 has it) and needs no GPU.
+    """
+    if kitchen_missing() is not None:
+        return None
+    from comfy_kitchen.backends import cuda  # first use of an optional backend
+
+    return getattr(getattr(cuda, "_C", None), "cutlass_int8_selected_config", None)
 
 
 def _backends_of_this_torch() -> tuple[str, ...]:
