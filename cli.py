@@ -29,6 +29,7 @@ from .quant.families import preset_names
 from .quant.formats import FORMATS, ROTATION_GROUPS
 from .quant.settings import settings_from
 
+PIPE_WIDTH = 10_000
 DONE, OUR_FAULT, USERS_FAULT, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -36,14 +37,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns 0 when done, 2 when the input is wrong, 1 for a fault of ours."""
     options = _parser().parse_args(arguments)
     # With --json, stdout carries the JSON object and nothing else.
-    console = Console(stderr=options.json)
+    console, errors = _console(options.json), _console(True)
     try:
         result = options.run(options, console)
     except (QuantError, CheckpointError, OSError) as error:
-        Console(stderr=True).print(f"leandit: {error}", style="red", markup=False)
+        words = _os_error(error) if isinstance(error, OSError) else str(error)
+        errors.print(f"leandit: {words}", style="red")
+        if options.json:
+            print(json.dumps({"error": words}))
         return USERS_FAULT
     except KeyboardInterrupt:
-        Console(stderr=True).print("leandit: interrupted")
+        errors.print("leandit: interrupted")
         return INTERRUPTED
     except Exception:
         traceback.print_exc()
@@ -51,6 +55,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(result, allow_nan=False))
     return DONE
+
+
+def _console(stderr: bool) -> Console:
+    """Text as it is: file names are no markup, and a pipe gets lines of any length."""
+    console = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    return console
+
+
+def _os_error(error: OSError) -> str:
+    path = error.filename2 or error.filename
+    if isinstance(error, FileNotFoundError) and path is not None:
+        return f"{path}: does not exist; check the name and the folder"
+    if isinstance(error, IsADirectoryError) and path is not None:
+        return f"{path}: is a folder; name a .safetensors file in it"
+    if isinstance(error, PermissionError) and path is not None:
+        return f"{path}: may not be read or written; check its permissions"
+    return str(error)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -138,7 +161,7 @@ def _quantize(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Bar(*columns, console=console) as bar:
+    with Bar(*columns, console=console, disable=not console.is_terminal) as bar:
 
         def start(total: int) -> Callable[[int], None]:
             task = bar.add_task("", total=total)
@@ -154,26 +177,31 @@ def _quantize(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         )
     data = done.as_json(_peak_rss_bytes())
     for note in done.plan.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
+        console.print(f"note: {note}")
     reasons = Counter(layer["reason"] for layer in data["layers_kept"])
     for reason, count in reasons.items():
-        console.print(f"kept {count} x {reason}", markup=False, highlight=False)
+        console.print(f"kept {count} x {reason}")
     console.print(
         f"quantized {data['layers_quantized']} layers to {options.format}: "
         f"{_megabytes(data['bytes_before'])} -> {_megabytes(data['bytes_after'])} "
-        f"in {data['seconds']:.1f} s",
-        highlight=False,
+        f"in {data['seconds']:.1f} s; largest error: {data['worst_sqnr_db']:.1f} dB below the "
+        f"signal, {data['worst_layer']}"
     )
-    console.print(f"written: {options.target}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"written: {options.target}")
     return data
 
 
 def _inspect(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     version = doctor.comfyui_version()
     data = inspect_file(options.file, options.legacy_rotation, version)
-    loads = "loads" if data["loads"] else "does NOT load"
-    writer = data["writer"] or "not quantized"
-    console.print(f"{options.file.name}: {writer}; {loads}", markup=False, highlight=False)
+    loads = "no fault found" if data["loads"] else "does NOT load"
+    writer = {None: "not quantized", "unknown": "quantized in an unknown way"}.get(
+        data["writer"], data["writer"]
+    )
+    model = data["model"] or "a model this command has no name for"
+    if not data["layers"] and not data["plain_tensors"]:
+        writer, loads = "holds no tensors", "nothing to load"
+    console.print(f"{options.file.name}: {writer}; {loads}; {model}")
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("format", "layers", "size", "rotation", "loads as", "ComfyUI alone"):
         table.add_column(name, justify="right" if name in ("layers", "size") else "left")
@@ -185,17 +213,12 @@ def _inspect(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         )
     if data["layers"]:
         console.print(table)
-    console.print(
-        f"plain tensors: {data['plain_tensors']}, {_megabytes(data['plain_bytes'])}",
-        highlight=False,
-    )
+    console.print(f"plain tensors: {data['plain_tensors']}, {_megabytes(data['plain_bytes'])}")
     for note in data["notes"]:
-        console.print(f"note: {note}", markup=False, highlight=False)
+        console.print(f"note: {note}")
     for fault in data["faults"]:
         console.print(
             f"fault: {fault['layer']}: {fault['fault']}; {fault['remedy']}",
-            markup=False,
-            highlight=False,
             style="red",
         )
     return data
@@ -228,8 +251,8 @@ def _demo(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     data = result.as_json()
     (options.out / "report.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     console.print(_demo_table(data))
-    console.print(f"pictures: {options.out / 'grid.png'}", markup=False)
-    console.print(f"figures:  {options.out / 'report.json'}", markup=False)
+    console.print(f"pictures: {options.out / 'grid.png'}")
+    console.print(f"figures:  {options.out / 'report.json'}")
     return data
 
 
@@ -284,7 +307,7 @@ def _doctor(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         remedy = f" ({finding.remedy})" if finding.remedy else ""
         console.print(f"{mark}  ", style=style, end="")
         line = f"{finding.subject}: {finding.text}{remedy}"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(line)
     return doctor.as_json(findings)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import folder_paths
 
 FOLDER = "diffusion_models"
-SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\.safetensors$")
 
 
 def model_names() -> list[str]:
@@ -17,15 +15,12 @@ def model_names() -> list[str]:
 
 
 def model_path(name: str) -> Path:
-    """The file of a name; for a shard, the index beside it that lists all shards.
+    """The file of a name.
 
     Raises:
         FileNotFoundError: if ComfyUI has no such file any more.
     """
-    path = Path(folder_paths.get_full_path_or_raise(FOLDER, name))
-    shard = SHARD.match(path.name)
-    index = path.with_name(f"{shard.group(1)}.safetensors.index.json") if shard else None
-    return index if index is not None and index.is_file() else path
+    return Path(folder_paths.get_full_path_or_raise(FOLDER, name))
 
 
 def output_path(filename_prefix: str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..quant.native import dequantize, from_quantized_tensor
 from ..quant.patterns import MODEL_PREFIX
 from ..quant.report import Report, finite, size_text
 from ..quant.stored.layout import LAYOUT_NAME, stored_weight
-from ..quant.weight import QuantizedWeight
+from ..quant.weight import W4A8_SCALE_GROUP, QuantizedWeight
 from .errors import HostError
 from .pristine import PristineWeights, unload
 from .progress import interruptible
@@ -89,6 +89,10 @@ def _quantized_layers(
             passed_on.append(name)
         elif weight is None or "_correction" in weight.tensors:
             foreign[name] = _held_as(held) + (" with a LoRA" if patched else "")
+        elif patched and not _is_what_we_quantize_to(weight):
+            foreign[name] = (
+                f"{weight.format.native_format} of a kind this package only reads, with a LoRA"
+            )
         else:
             layers[name] = weight
     if foreign:
@@ -98,6 +102,15 @@ def _quantized_layers(
             "does not write; load the file with weights set to native, then save"
         )
     return layers, tuple(passed_on)
+
+
+def _is_what_we_quantize_to(weight: QuantizedWeight) -> bool:
+    """Whether quantizing again gives tensors of the same shapes: not so for every w4a8."""
+    if weight.format.native_format != "asym_w4a8_int8":
+        return True
+    four_bit = weight.tensors[""].shape[1] * 2 == weight.shape[1]
+    codebook = "_codebook" in weight.tensors
+    return four_bit and codebook and weight.scale_group == W4A8_SCALE_GROUP
 
 
 def _held_as(held: Any) -> str:
@@ -155,7 +168,8 @@ def _bake_layer(
     merged = comfy.lora.calculate_weight(
         patches, dequantize(weight), f"{MODEL_PREFIX}{name}.weight", torch.float32
     )
-    return quantize_and_measure(merged, weight.format, weight.group_size, name)
+    again, sqnr = quantize_and_measure(merged, weight.format, weight.group_size, name)
+    return replace(again, linear_dtype=weight.linear_dtype), sqnr
 
 
 def _report(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable
 
 MODEL_PREFIXES = ("model.diffusion_model.", "diffusion_model.", "model.")
@@ -25,12 +27,38 @@ order: Chroma, for one, has Flux's blocks too. Source: ComfyUI's model_detection
 
 
 def model_prefix(names: Iterable[str]) -> str:
-    """The prefix of the diffusion model's tensors in a file, "" if they have none."""
+    """The prefix of the diffusion model's tensors in a file, "" if they have none.
+
+    That under which most weights are; where none is, the first that any name has.
+    """
+    counts: Counter[str] = Counter()
+    for name in names:
+        prefix = next((p for p in MODEL_PREFIXES if name.startswith(p)), None)
+        if prefix is not None and name.endswith("weight"):
+            counts[prefix] += 1
+    best = max(MODEL_PREFIXES, key=lambda prefix: counts[prefix])
+    return best if counts[best] else ""
+
+
+def strays(names: Iterable[str], prefix: str) -> list[str]:
+    """Names without the prefix whose like, but for a block's number, is there with it.
+
+    A model of which a part lies under another prefix would load with that part missing.
+    """
     names = tuple(names)
-    for prefix in MODEL_PREFIXES:
-        if any(name.startswith(prefix) for name in names):
-            return prefix
-    return ""
+    kinds = {_kind(name.removeprefix(prefix)) for name in names if name.startswith(prefix)}
+    return [
+        name
+        for name in names
+        if not name.startswith(prefix)
+        and any(_kind(name.removeprefix(p)) in kinds for p in (*MODEL_PREFIXES, ""))
+    ]
+
+
+def _kind(name: str) -> str:
+    """A name with `#` for its block numbers; one without any is a kind of its own."""
+    kind = re.sub(r"\.\d+\.", ".#.", name)
+    return kind if kind != name else f"{name}!"
 
 
 def image_model_of(names: Iterable[str]) -> str | None:

@@ -20,6 +20,9 @@ from .survey import Survey
 
 LoadedWeight = Weight | torch.Tensor
 
+OPAQUE = ("mxfp8", "nvfp4")
+"""Formats that only ComfyUI decodes; their rows are not stacked."""
+
 
 @dataclass(frozen=True)
 class PlainItem:
@@ -111,7 +114,7 @@ def contents(survey: Survey) -> Contents:
         )
     return Contents(
         plain=tuple(_plain_item(survey, name, parts) for name, parts in plain.complete(survey)),
-        layers=tuple(_layer_item(name, parts) for name, parts in layers.complete(survey)),
+        layers=tuple(_layer_item(survey, name, parts) for name, parts in layers.complete(survey)),
         family=family.name if family else None,
         notes=tuple(notes),
     )
@@ -169,6 +172,16 @@ class _Gathered(Generic[Part]):
 
 def _plain_item(survey: Survey, name: str, parts: list[tuple[str, Place]]) -> PlainItem:
     entries = [survey.checkpoint.entries[source] for source, _ in parts]
+    first = entries[0]
+    if len(entries) > 1 and any(
+        not e.shape or e.shape[1:] != first.shape[1:] or e.dtype != first.dtype for e in entries
+    ):
+        parts_text = ", ".join(f"{e.name} {e.dtype}{list(e.shape)}" for e in entries)
+        raise CheckpointError(
+            survey.checkpoint.path,
+            f"{name!r} would be stacked of parts that do not fit ({parts_text})",
+            "get the file from another source",
+        )
     shape = entries[0].shape
     if len(entries) > 1:
         shape = (sum(entry.shape[0] for entry in entries), *shape[1:])
@@ -185,10 +198,23 @@ def _plain_item(survey: Survey, name: str, parts: list[tuple[str, Place]]) -> Pl
     )
 
 
-def _layer_item(name: str, parts: list[tuple[StoredLayer, Place]]) -> LayerItem:
-    layers = tuple(layer for layer, _ in parts)
-    shape = (sum(layer.shape[0] for layer in layers), *layers[0].shape[1:])
-    return LayerItem(name, layers, shape, parts[0][1].change)
+def _layer_item(survey: Survey, name: str, parts: list[tuple[StoredLayer, Place]]) -> LayerItem:
+    layers = [layer for layer, _ in parts]
+    change = parts[0][1].change
+    widths = {w.shape[1:] for w in layers}
+    fit = len(widths) == 1 and all(len(w.shape) == 2 for w in layers)
+    opaque = any(w.loads_as in OPAQUE for w in layers)
+    if (len(layers) > 1 or change) and (opaque or not fit):
+        parts_text = ", ".join(f"{w.name} {w.format} {list(w.shape)}" for w in layers)
+        raise CheckpointError(
+            survey.checkpoint.path,
+            f"{name!r} would be made of parts that cannot be stacked ({parts_text})",
+            "get the model with ComfyUI's names, or in another format",
+        )
+    shape = layers[0].shape
+    if len(layers) > 1:
+        shape = (sum(w.shape[0] for w in layers), *shape[1:])
+    return LayerItem(name, tuple(layers), shape, change)
 
 
 def _stacked(parts: Sequence[Weight]) -> LoadedWeight:

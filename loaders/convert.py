@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..quant.families import family_of
+from ..quant.measured import quantize_and_measure
 from ..quant.plan import Plan, Quantize, make_plan, quantized_before_note
+from ..quant.report import finite
 from ..quant.settings import QuantSettings
-from ..quant.weight import W4A8_SCALE_GROUP, quantize_weight
+from ..quant.weight import W4A8_SCALE_GROUP
 from .architecture import image_model_of
 from .contents import Contents, LayerItem, PlainItem, contents, to_float
 from .describe import WEIGHT, describe_layers, is_decoded
 from .errors import CheckpointError
+from .formats.native_float import SCALED_FP8
 from .kept import keep_layer
-from .layers import group_by_layer, label
+from .layers import FP8
 from .reader import Checkpoint, open_checkpoint
 from .stream import TensorSpec, spec_of, write_stream
 from .survey import Survey, survey
 from .writer import marker, native_config, native_layer, quantization_metadata
 
 Progress = Callable[[int], None]
+
+LORA = re.compile(r"[._](lora_?(A|B|up|down)|lokr_w\d|hada_w\d)[._]", re.I)
+"""Names of a LoRA's factors."""
+
 Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a conversion did; sizes in bytes of the whole file's tensors."""
+    """What a conversion did; sizes in bytes of the whole file's tensors; sqnr the error of every
+    quantized layer in dB."""
 
     plan: Plan
     bytes_before: int
     bytes_after: int
     seconds: float
+    sqnr: Mapping[str, float]
 
     def as_json(self, peak_rss_bytes: int | None) -> dict[str, Any]:
         """The public JSON form."""
@@ -46,6 +56,8 @@ class Conversion:
             "bytes_before": self.bytes_before,
             "bytes_after": self.bytes_after,
             "seconds": round(self.seconds, 3),
+            "worst_sqnr_db": finite(min(self.sqnr.values())),
+            "worst_layer": min(self.sqnr, key=self.sqnr.__getitem__),
             "peak_rss_bytes": peak_rss_bytes,
         }
 
@@ -74,18 +86,29 @@ def quantize_file(
         CheckpointError, NothingSelectedError, WeightError, OSError: nothing is written then.
     """
     started = time.perf_counter()
+    if target.is_dir():
+        raise CheckpointError(target, "is a folder", "name the .safetensors file to write")
+    if not target.parent.is_dir():
+        raise CheckpointError(target, "is in a folder that does not exist", "make it first")
     if target.exists() and not overwrite:
         raise CheckpointError(target, "exists already", "choose another name or pass --overwrite")
     checkpoint = open_checkpoint(source)
     if target.exists() and any(target.samefile(path) for path in _files(checkpoint)):
         raise CheckpointError(target, "is the source itself", "choose another name")
     found = survey(checkpoint, legacy_rotation)
-    found.require_loadable()
+    found.require_loadable(whole=True)
+    _refuse_loras(found)
     items = contents(found)
     names = [*(i.name for i in items.plain), *(f"{i.name}{WEIGHT}" for i in items.layers)]
     plan = make_plan(describe_layers(items), settings, family_of(image_model_of(names)))
     if not plan.selected:
-        raise CheckpointError(source, "is quantized already", "there is nothing left to do")
+        kept = next(d for d in plan.kept if d.layer.packed)
+        raise CheckpointError(
+            source,
+            f"is quantized already: {kept.layer.name} and the like are {kept.layer.packed}, which "
+            "is not quantized again",
+            "start from the 16-bit file",
+        )
     plan = _with_notes(plan, found, items)
     work = _Conversion(found, items, {d.layer.name: d for d in plan.selected})
     specs, configs = work.specs_and_configs()
@@ -97,11 +120,23 @@ def quantize_file(
         bytes_before=total,
         bytes_after=sum(spec.nbytes for spec in specs),
         seconds=time.perf_counter() - started,
+        sqnr=work.sqnr,
     )
 
 
 def _files(checkpoint: Checkpoint) -> set[Path]:
     return {entry.path for entry in checkpoint.entries.values()}
+
+
+def _refuse_loras(found: Survey) -> None:
+    matrices = [name for name in found.plain if len(found.checkpoint.entries[name].shape) == 2]
+    loras = [name for name in matrices if LORA.search(name)]
+    if 2 * len(loras) > len(matrices):
+        raise CheckpointError(
+            found.checkpoint.path,
+            f"is a LoRA (it has {loras[0]!r}), which ComfyUI would merge as wrong numbers",
+            "load it with a LoRA node; quantize the model it belongs to",
+        )
 
 
 def _with_notes(plan: Plan, found: Survey, items: Contents) -> Plan:
@@ -113,6 +148,9 @@ def _with_notes(plan: Plan, found: Survey, items: Contents) -> Plan:
     if anew:
         was = f"{anew[0].format}, {anew[0].writer}"
         plan = plan.with_note(quantized_before_note(len(anew), was))
+    cast = [d.layer.dtype for d in plan.selected if d.layer.dtype in FP8]
+    if cast:
+        plan = plan.with_note(quantized_before_note(len(cast), cast[0]))
     kept = {d.layer.name for d in plan.kept}
     unfit = [i for i in items.layers if i.name in kept and _becomes_plain(i)]
     if unfit:
@@ -129,11 +167,15 @@ def _becomes_plain(item: LayerItem) -> bool:
 
 @dataclass(frozen=True)
 class _Conversion:
-    """What goes into the new file: selected is by ComfyUI's name of the layer."""
+    """What goes into the new file: selected is by ComfyUI's name of the layer.
+
+    sqnr fills while `tensors` runs.
+    """
 
     found: Survey
     items: Contents
     selected: Mapping[str, Quantize]
+    sqnr: dict[str, float] = field(default_factory=dict)
 
     @property
     def prefix(self) -> str:
@@ -143,8 +185,20 @@ class _Conversion:
     @property
     def nbytes(self) -> int:
         """The bytes that `tensors` will report."""
-        sizes = [item.nbytes for item in (*self.items.plain, *self.items.layers)]
-        return sum(sizes) + sum(self.found.checkpoint.entries[n].nbytes for n in self.found.outside)
+        items = (*self.items.plain, *self.items.layers, *self._outside_layers)
+        entries = self.found.checkpoint.entries
+        return sum(item.nbytes for item in items) + sum(entries[n].nbytes for n in self._outside)
+
+    @property
+    def _outside_layers(self) -> tuple[LayerItem, ...]:
+        """Quantized layers beside the diffusion model, under their own names."""
+        return tuple(LayerItem(w.name, (w,), w.shape) for w in self.found.outside_layers)
+
+    @property
+    def _outside(self) -> tuple[str, ...]:
+        """Everything else there, but for the old sign that scales have old names."""
+        taken = {key for layer in self.found.outside_layers for key in layer.keys}
+        return tuple(n for n in self.found.outside if n not in taken and not n.endswith(SCALED_FP8))
 
     def specs_and_configs(self) -> tuple[list[TensorSpec], dict[str, Config]]:
         """Every tensor that `tensors` will give, and the labels of the quantized layers.
@@ -152,8 +206,10 @@ class _Conversion:
         Kept layers are read for it, one at a time: what they become is known only then.
         """
         entries = self.found.checkpoint.entries
-        specs = [TensorSpec(n, entries[n].dtype, entries[n].shape) for n in self.found.outside]
-        configs = self._labels_outside()
+        specs = [TensorSpec(n, entries[n].dtype, entries[n].shape) for n in self._outside]
+        configs: dict[str, Config] = {}
+        for item in self._outside_layers:
+            self._add_kept(item, "", specs, configs)
         for item in self.items.plain:
             decision = self._decision(item)
             if decision is None:
@@ -165,20 +221,29 @@ class _Conversion:
             decision = self._decision(item)
             name = f"{self.prefix}{item.name}"
             if decision is None:
-                kept = keep_layer(item, self.found.checkpoint, self.prefix)
-                specs += [spec_of(part, tensor) for part, tensor in kept.tensors.items()]
-                configs |= {name: kept.config} if kept.config is not None else {}
+                self._add_kept(item, self.prefix, specs, configs)
             else:
                 specs += _native_specs(self.prefix, decision)
                 configs[name] = _config(decision)
         return specs, configs
 
+    def _add_kept(
+        self, item: LayerItem, prefix: str, specs: list[TensorSpec], configs: dict[str, Config]
+    ) -> None:
+        kept = keep_layer(item, self.found.checkpoint, prefix)
+        specs += [spec_of(part, tensor) for part, tensor in kept.tensors.items()]
+        if kept.config is not None:
+            configs[f"{prefix}{item.name}"] = kept.config
+
     def tensors(self, progress: Progress) -> Iterator[tuple[str, torch.Tensor]]:
         """The new file's tensors; `progress` is told the bytes read for each."""
         checkpoint = self.found.checkpoint
-        for name in self.found.outside:
+        for name in self._outside:
             yield name, checkpoint.read(name)
             progress(checkpoint.entries[name].nbytes)
+        for item in self._outside_layers:
+            yield from keep_layer(item, checkpoint).tensors.items()
+            progress(item.nbytes)
         for item in (*self.items.plain, *self.items.layers):
             yield from self._item_tensors(item)
             progress(item.nbytes)
@@ -187,7 +252,7 @@ class _Conversion:
         decision = self._decision(item)
         if decision is not None:
             name = f"{self.prefix}{decision.layer.name}"
-            weight = quantize_weight(
+            weight, self.sqnr[name] = quantize_and_measure(
                 to_float(item.load(self.found.checkpoint)),
                 decision.format,
                 decision.group_size,
@@ -206,18 +271,6 @@ class _Conversion:
         if not item.name.endswith(WEIGHT):
             return None
         return self.selected.get(item.name.removesuffix(WEIGHT))
-
-    def _labels_outside(self) -> dict[str, Config]:
-        """Labels in the old header of layers outside of the diffusion model; the new replaces it."""
-        entries = {n: self.found.checkpoint.entries[n] for n in self.found.outside}
-        layers, _ = label(
-            group_by_layer(entries), self.found.checkpoint.metadata, self.found.checkpoint
-        )
-        return {
-            name: layer.config
-            for name, layer in layers.items()
-            if layer.config is not None and "comfy_quant" not in layer.parts
-        }
 
 
 def _config(decision: Quantize) -> Config:

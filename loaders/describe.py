@@ -37,6 +37,8 @@ def is_decoded(layer: StoredLayer) -> bool:
 
     int8 and int4 in ComfyUI's own formats would only lose by it.
     """
+    if any(key.endswith("pre_quant_scale") for key in layer.keys):
+        return False
     native = not layer.loads_as.startswith("stored (") and "correction" not in layer.stock
     return layer.loads_as in DECODED_FP8 or not native
 

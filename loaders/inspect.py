@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from .architecture import image_model_of
 from .contents import contents
 from .formats.layer import StoredLayer
 from .reader import open_checkpoint
-from .survey import survey
+from .survey import Survey, survey
 
 FIRST_VERSION = {
     "int8_tensorwise": (0, 27, 0),
@@ -40,7 +41,8 @@ def inspect_file(
     entries = found.checkpoint.entries
     faults = [(fault, False) for fault in found.faults] + [(f, True) for f in found.ignored]
     return {
-        "writer": "; ".join(found.writers) or None,
+        "model": image_model_of(_bare_names(found)),
+        "writer": "; ".join(found.writers) or ("unknown" if found.faults else None),
         "loads": not found.faults,
         "formats": found.formats,
         "layers": [_layer(layer, comfyui) for layer in found.layers],
@@ -52,6 +54,11 @@ def inspect_file(
         "plain_tensors": len(found.plain),
         "plain_bytes": sum(entries[name].nbytes for name in found.plain),
     }
+
+
+def _bare_names(found: Survey) -> Iterator[str]:
+    yield from (name.removeprefix(found.prefix) for name in found.plain)
+    yield from (f"{layer.name.removeprefix(found.prefix)}.weight" for layer in found.layers)
 
 
 def _layer(layer: StoredLayer, comfyui: tuple[int, ...] | None) -> dict[str, Any]:

@@ -14,13 +14,12 @@ FP8 = ("F8_E4M3", "F8_E5M2")
 
 def group_by_layer(entries: Mapping[str, TensorEntry]) -> dict[str, LayerTensors]:
     """The layers that have a payload, by name, with every tensor that belongs to each."""
-    names = {
-        name.removesuffix(f".{payload}")
-        for name in entries
+    parts: dict[str, dict[str, TensorEntry]] = {
+        name.removesuffix(f".{payload}"): {}
+        for name in sorted(entries)
         for payload in PAYLOADS
         if name.endswith(f".{payload}")
     }
-    parts: dict[str, dict[str, TensorEntry]] = {name: {} for name in names}
     for name, entry in entries.items():
         layer = _owner(name, parts)
         if layer is not None:

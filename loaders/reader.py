@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -14,8 +15,12 @@ from .dtypes import TORCH
 from .errors import CheckpointError
 from .header import TensorEntry, read_header
 
+SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\.safetensors$")
 INDEX_SUFFIX = ".safetensors.index.json"
 MAX_INDEX_BYTES = 100_000_000
+
+LAYER_LISTS = frozenset({"_quantization_metadata", "activation_rotation_fqns"})
+"""Metadata that each shard may have for its own layers."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,21 @@ class Checkpoint:
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a `.safetensors` file or a `.safetensors.index.json` of shards.
 
+    For one shard beside its index, all shards are opened.
+
     Raises:
         CheckpointError: if a file is not what it claims to be.
         OSError: if a file cannot be opened.
     """
+    shard = SHARD.match(path.name)
+    if shard:
+        path = path.with_name(f"{shard.group(1)}{INDEX_SUFFIX}")
+        if not path.is_file():
+            raise CheckpointError(
+                path,
+                "is missing: it says which files belong to the model of which you named a part",
+                "get it, or one file with the whole model",
+            )
     if path.name.endswith(INDEX_SUFFIX):
         return _open_shards(path)
     header = read_header(path)
@@ -82,7 +98,7 @@ def _open_shards(path: Path) -> Checkpoint:
     metadata: dict[str, str] = {}
     for shard in dict.fromkeys(weight_map.values()):
         header = read_header(path.parent / shard)
-        metadata |= header.metadata
+        metadata = _merged(metadata, header.metadata, path)
         for entry in header.entries:
             if entry.name in entries:
                 other = entries[entry.name].path.name
@@ -92,6 +108,25 @@ def _open_shards(path: Path) -> Checkpoint:
         if name not in entries or entries[name].path.name != shard:
             raise CheckpointError(path, f"says {name!r} is in {shard}, where it is not")
     return Checkpoint(path, entries, metadata)
+
+
+def _merged(one: Mapping[str, str], other: Mapping[str, str], path: Path) -> dict[str, str]:
+    """The metadata of two shards; lists and labels of layers hold those of both."""
+    merged = {**one, **other}
+    for key in LAYER_LISTS & one.keys() & other.keys():
+        try:
+            parts = [json.loads(text[key]) for text in (one, other)]
+            if isinstance(parts[0], list):
+                merged[key] = json.dumps([*parts[0], *parts[1]])
+            else:
+                layers = {**parts[0]["layers"], **parts[1]["layers"]}
+                merged[key] = json.dumps({**parts[0], "layers": layers})
+        except (ValueError, RecursionError, KeyError, TypeError) as error:
+            if one[key] != other[key]:
+                raise CheckpointError(
+                    path, f"its shards have a {key} each that do not fit together"
+                ) from error
+    return merged
 
 
 def _read_weight_map(path: Path) -> dict[str, str]:

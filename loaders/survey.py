@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .architecture import model_prefix
+from .architecture import model_prefix, strays
 from .errors import CheckpointError
 from .formats import reader_for
 from .formats.layer import FLOATS, FileFacts, LayerFault, LayerTensors, StoredLayer
@@ -26,6 +26,8 @@ LEGACY_ROTATIONS = ("auto", *ROTATIONS)
 EVIDENCE_LAYERS = 6
 EVIDENCE_MULTIPLE = 256
 MAX_NAMED = 4
+MISPLACED = "is outside of"
+LEFTOVERS = frozenset({"weight_scale", "scale_weight", "input_scale", "scale_input"})
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,9 @@ class Survey:
     """A file's layers and the rest.
 
     layers: the quantized layers that can be loaded. plain: names of all other tensors of the
-    diffusion model. outside: names of tensors that belong to another part of a checkpoint (text
-    encoder, VAE). faults: what is wrong; those in `ignored` do not hinder loading.
+    diffusion model. outside: names of all tensors of another part of a checkpoint (text encoder,
+    VAE), and outside_layers the quantized layers there. faults: what is wrong in the model, and
+    outside_faults beside it; those in `ignored` do not hinder loading.
     """
 
     checkpoint: Checkpoint
@@ -45,6 +48,8 @@ class Survey:
     faults: tuple[LayerFault, ...]
     ignored: tuple[LayerFault, ...]
     notes: tuple[str, ...]
+    outside_layers: tuple[StoredLayer, ...] = ()
+    outside_faults: tuple[LayerFault, ...] = ()
 
     @property
     def writers(self) -> dict[str, int]:
@@ -56,21 +61,25 @@ class Survey:
         """How many layers each on-disk format has, most first."""
         return dict(Counter(layer.format for layer in self.layers).most_common())
 
-    def require_loadable(self) -> None:
+    def require_loadable(self, whole: bool = False) -> None:
         """Refuse a file with faults, naming the first few.
+
+        Args:
+            whole: also for faults outside of the diffusion model.
 
         Raises:
             CheckpointError: with the fault and its remedy.
         """
-        if not self.faults:
+        faults = (*self.faults, *self.outside_faults) if whole else self.faults
+        if not faults:
             return
-        shown = "; ".join(f"{f.layer}: {f.fault}" for f in self.faults[:MAX_NAMED])
-        more = len(self.faults) - MAX_NAMED
+        shown = "; ".join(f"{f.layer}: {f.fault}" for f in faults[:MAX_NAMED])
+        more = len(faults) - MAX_NAMED
         others = f"; and {more} more" if more > 0 else ""
         raise CheckpointError(
             self.checkpoint.path,
-            f"has {len(self.faults)} layers that would load wrong: {shown}{others}",
-            self.faults[0].remedy,
+            f"has {len(faults)} layers that would load wrong: {shown}{others}",
+            faults[0].remedy,
         )
 
 
@@ -90,38 +99,92 @@ def survey(checkpoint: Checkpoint, legacy_rotation: str = "auto") -> Survey:
             checkpoint.path, f"unknown legacy_rotation {legacy_rotation!r}", f"valid: {valid}"
         )
     prefix = model_prefix(checkpoint)
-    inside = {n: e for n, e in checkpoint.entries.items() if n.startswith(prefix)}
-    outside = tuple(name for name in checkpoint.entries if name not in inside)
-    layers, ignored = label(group_by_layer(inside), checkpoint.metadata, checkpoint)
+    entries = checkpoint.entries
+    outside = tuple(name for name in entries if not name.startswith(prefix))
+    layers, ignored = label(group_by_layer(entries), checkpoint.metadata, checkpoint)
     faults = [fault for fault in ignored if fault.layer in layers or fault.layer.startswith("_")]
     ignored = [fault for fault in ignored if fault not in faults]
     quantized = {name: layer for name, layer in layers.items() if is_quantized(layer)}
     file = FileFacts(
         source=checkpoint,
         metadata=checkpoint.metadata,
-        keys=frozenset(inside),
+        keys=frozenset(entries),
         side=_side_files(checkpoint.path),
         rotation=legacy_rotation,
     )
-    file, notes = _settle_rotation(file, quantized)
-    found: list[StoredLayer] = []
+    inside = {n: layer for n, layer in quantized.items() if n.startswith(prefix)}
+    file, notes = _settle_rotation(file, inside)
     broken = {fault.layer for fault in faults}
-    for name, layer in quantized.items():
+    found, recognition_faults = _recognise_all(quantized, file, broken)
+    faults += recognition_faults
+    taken = {key for layer in found for key in layer.keys}
+    taken |= {name for name in entries if name.endswith((".comfy_quant", SCALED_FP8))}
+    leftovers = _leftover_scales(layers)
+    ignored += leftovers.values()
+    taken |= set(leftovers)
+    rest = [name for name in entries if name not in taken]
+    faults += _unclaimed(rest, entries, {fault.layer for fault in faults})
+    faults += _misplaced(strays(entries, prefix), prefix)
+    faults.sort(key=lambda fault: fault.layer)
+    beside = {fault for fault in faults if _is_beside(fault, outside, prefix)}
+    return Survey(
+        checkpoint=checkpoint,
+        prefix=prefix,
+        layers=tuple(layer for layer in found if layer.name.startswith(prefix)),
+        plain=tuple(name for name in rest if name.startswith(prefix)),
+        outside=outside,
+        faults=tuple(fault for fault in faults if fault not in beside),
+        ignored=tuple(ignored),
+        notes=notes,
+        outside_layers=tuple(layer for layer in found if not layer.name.startswith(prefix)),
+        outside_faults=tuple(fault for fault in faults if fault in beside),
+    )
+
+
+def _recognise_all(
+    layers: Mapping[str, LayerTensors], file: FileFacts, broken: set[str]
+) -> tuple[list[StoredLayer], list[LayerFault]]:
+    found, faults = [], []
+    for name, layer in layers.items():
         if name in broken:
             continue
         try:
             found.append(_recognise(layer, file))
         except LayerFault as fault:
             faults.append(fault)
-    taken = {key for layer in found for key in layer.keys}
-    rest = [name for name in inside if name not in taken]
-    faults += _unclaimed(rest, inside, {fault.layer for fault in faults})
-    markers = {name for name in rest if name.endswith((".comfy_quant", SCALED_FP8))}
-    plain = tuple(name for name in rest if name not in markers)
-    faults.sort(key=lambda fault: fault.layer)
-    return Survey(
-        checkpoint, prefix, tuple(found), plain, outside, tuple(faults), tuple(ignored), notes
-    )
+    return found, faults
+
+
+def _is_beside(fault: LayerFault, outside: Sequence[str], prefix: str) -> bool:
+    """Whether a fault is in another part of the checkpoint than the diffusion model."""
+    if fault.layer.startswith((prefix, "_")) or fault.fault.startswith(MISPLACED):
+        return False
+    return any(name.startswith(fault.layer) for name in outside)
+
+
+def _misplaced(names: Sequence[str], prefix: str) -> list[LayerFault]:
+    return [
+        LayerFault(
+            name,
+            f"{MISPLACED} the prefix {prefix!r} that the rest of the model has",
+            "give all of the model's tensors one prefix, or none",
+        )
+        for name in names[:1]
+    ]
+
+
+def _leftover_scales(layers: Mapping[str, LayerTensors]) -> dict[str, LayerFault]:
+    """Scales beside weights that are plain floats: ComfyUI ignores them, too."""
+    return {
+        layer.key(part): LayerFault(
+            layer.name,
+            f"has a {part} although its weight is {layer.parts['weight'].dtype}",
+            "it is ignored",
+        )
+        for layer in layers.values()
+        if not is_quantized(layer) and layer.parts["weight"].dtype in FLOATS
+        for part in LEFTOVERS & layer.parts.keys()
+    }
 
 
 def _recognise(layer: LayerTensors, file: FileFacts) -> StoredLayer:
@@ -142,7 +205,7 @@ def _unclaimed(names: list[str], entries: Mapping[str, Any], faulty: set[str]) -
         entry = entries[name]
         layer = name.rpartition(".")[0]
         known = any(name.startswith(f"{broken}.") for broken in faulty)
-        integers = entry.dtype in ("I8", "U8", "I16", "I32", "U16", "U32", "I64", "U64")
+        integers = entry.dtype in ("I8", "U8", "I16", "U16")
         if len(entry.shape) >= 2 and integers and entry.nbytes and not known:
             fault = f"holds {entry.dtype}{list(entry.shape)} of no known format ({name})"
             faults.append(LayerFault(layer or name, fault, "get the file from another source"))

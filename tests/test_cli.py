@@ -174,7 +174,7 @@ def test_quantize_writes_a_file_and_prints_its_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["missing.safetensors", "out.safetensors"], "No such file"),
+        (["missing.safetensors", "out.safetensors"], "does not exist"),
         (["text.safetensors", "out.safetensors"], "not a safetensors file"),
         (["text.safetensors", "text.safetensors"], "exists already"),
         (["text.safetensors", "o", "--include", "re:("], "not a valid regular expression"),

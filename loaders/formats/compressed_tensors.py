@@ -67,6 +67,7 @@ def read(layer: LayerTensors, file: FileFacts) -> StoredLayer:
         loads_as="stored (int8, group scales)",
         stock=NOISE,
         shape=(n, k),
+        uses=("weight_zero_point",),
     )
 
 
@@ -127,6 +128,7 @@ def _packed(layer: LayerTensors, file: FileFacts) -> StoredLayer:
         loads_as=f"stored (int{bits}, group scales)",
         stock="stops: the layer has no weight it knows",
         shape=(n, k),
+        uses=("weight_zero_point",),
     )
 
 

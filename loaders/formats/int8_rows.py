@@ -24,11 +24,12 @@ def int8_rows(
     scale_factor: float = 1.0,
     rotation: Rotation | None = None,
     notes: tuple[str, ...] = (),
+    uses: tuple[str, ...] = (),
 ) -> StoredLayer:
     """W = q * scale per row, un-rotated: ComfyUI's int8_tensorwise where the rotation allows.
 
     Args:
-        scale_factor: multiplies the stored scales, in float32.
+        scale_factor: multiplies the stored scales, in float32. uses: see `stored_layer`.
 
     Raises:
         LayerFault: for a dtype, shape or rotation group that cannot be.
@@ -58,6 +59,7 @@ def int8_rows(
         shape=(n, k),
         group_size=None if rotation is None else rotation.group_size,
         notes=notes,
+        uses=uses,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -31,6 +31,33 @@ PART = re.compile(
     r"|scale_2|scale_zero_point|zero_point_scale|zero_point_2|wscales|wzeros|proj_down|proj_up|smooth_factor|input_zero_point|smooth_scale)$"
 )
 """What a tensor that belongs to a Linear may be called, after the layer's name."""
+
+DECISIVE = frozenset(
+    [
+        "pre_quant_scale",
+        "smooth_scale",
+        "smooth_factor",
+        "svd_up",
+        "svd_down",
+        "proj_up",
+        "proj_down",
+        "zero_point",
+        "weight_zero_point",
+        "_weight_zero_point",
+        "weight:zero_point",
+        "scale_2",
+        "scale_zero_point",
+        "zero_point_scale",
+        "zero_point_2",
+        "qzeros",
+        "wzeros",
+        "g_idx",
+        "weight_g_idx",
+        "weight_correction",
+        "weight_scale_2",
+    ]
+)
+"""Parts that change what a weight stands for: a reader that does not use one must not ignore it."""
 
 FLOATS = ("BF16", "F16", "F32", "F64")
 
@@ -189,8 +216,19 @@ def stored_layer(
     shape: tuple[int, ...],
     group_size: int | None = None,
     notes: tuple[str, ...] = (),
+    uses: Iterable[str] = (),
 ) -> StoredLayer:
-    """A recognised layer; all its parts but the bias belong to it."""
+    """A recognised layer; all its parts but the bias belong to it.
+
+    Args:
+        uses: those of its `DECISIVE` parts that `load` takes into account.
+
+    Raises:
+        LayerFault: if there are others.
+    """
+    unused = sorted(DECISIVE.intersection(layer.parts) - set(uses))
+    if unused:
+        raise layer.fault(f"has {', '.join(unused)}, which a weight of {format} does not have")
     entries = [entry for part, entry in layer.parts.items() if part != "bias"]
     return StoredLayer(
         name=layer.name,

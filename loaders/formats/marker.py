@@ -58,7 +58,12 @@ def parse_config(layer: str, text: bytes | str) -> dict[str, Any]:
             layer, f"its comfy_quant is {text[:60]!r}, not an object", "get another file"
         )
     params = config.pop("params", None)
-    return {**params, **config} if isinstance(params, dict) else config
+    config = {**params, **config} if isinstance(params, dict) else config
+    if not isinstance(config.get("format", ""), str):
+        raise LayerFault(
+            layer, f"its format is {config['format']!r}, not a name", "get another file"
+        )
+    return config
 
 
 def header_configs(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from .layer import (
     FLOATS,
     FileFacts,
@@ -28,7 +30,7 @@ RENAMED = {"scale_weight": "weight_scale", "scale_input": "input_scale"}
 def detect(layer: LayerTensors, file: FileFacts) -> bool:
     """Labelled with one of the names, or fp8 with a scale beside it."""
     if layer.config is not None:
-        return layer.config.get("format") in DTYPES
+        return layer.config.get("format") in tuple(DTYPES)
     weight = layer.parts.get("weight")
     scaled = "weight_scale" in layer.parts or "scale_weight" in layer.parts
     return weight is not None and weight.dtype in FP8 and scaled
@@ -40,6 +42,8 @@ def read(layer: LayerTensors, file: FileFacts) -> StoredLayer:
     config = dict(layer.config or {"format": FP8.get(entry.dtype)})
     name = str(config["format"])
     layer.require_dtype("weight", *DTYPES[name])
+    if len(entry.shape) not in (2, 3):
+        raise layer.fault(f"its weight has the shape {list(entry.shape)}, expected a matrix")
     scale = "scale_weight" if "scale_weight" in layer.parts else "weight_scale"
     if name in FP8.values():
         layer.require_dtype(scale, *FLOATS)
@@ -48,7 +52,7 @@ def read(layer: LayerTensors, file: FileFacts) -> StoredLayer:
     if scale == "scale_weight" and _full_precision(file):
         config["full_precision_matrix_mult"] = True
     width = 2 if name == "nvfp4" else 1
-    shape = (*entry.shape[:-1], entry.shape[-1] * width) if entry.shape else ()
+    shape = (*entry.shape[:-1], entry.shape[-1] * width)
 
     def load(source: TensorSource) -> NativeTensors:
         tensors = {
@@ -60,6 +64,9 @@ def read(layer: LayerTensors, file: FileFacts) -> StoredLayer:
             given = tensors["input_scale"]
             if given.numel() == 1 and given.item() == 1.0:
                 del tensors["input_scale"]  # ComfyUI reads 1.0 in these files as "none"
+        if name in FP8.values():
+            # Where a tool had no fp8 dtype, it stored the bytes.
+            tensors["weight"] = tensors["weight"].view(getattr(torch, name))
         return NativeTensors(config, tensors)
 
     return stored_layer(
@@ -72,6 +79,7 @@ def read(layer: LayerTensors, file: FileFacts) -> StoredLayer:
         if layer.config or scale == "scale_weight"
         else "loads it without its scale",
         shape=shape,
+        uses=layer.parts,
     )
 
 

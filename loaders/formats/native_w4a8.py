@@ -73,4 +73,5 @@ def read(layer: LayerTensors, file: FileFacts) -> StoredLayer:
         stock="loads it, without its weight_correction" if corrected else "loads it",
         shape=(n, k),
         group_size=rotation,
+        uses=("weight_correction",) if corrected and not six_bit else (),
     )

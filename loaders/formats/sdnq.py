@@ -102,6 +102,7 @@ def read(layer: LayerTensors, file: FileFacts) -> StoredLayer:
         shape=(n, k),
         group_size=None if rotation is None else rotation.group_size,
         notes=(note,) if note else (),
+        uses=("zero_point", "svd_up", "svd_down"),
     )
 
 

@@ -44,6 +44,7 @@ def read(layer: LayerTensors, file: FileFacts) -> StoredLayer:
             payload=payload,
             scale=scale,
             rotation=rotation,
+            uses=(zero,),
         )
     groups = shape[1] if grouped else 1
     layer.require_shape(scale, (n, groups))
@@ -66,6 +67,7 @@ def read(layer: LayerTensors, file: FileFacts) -> StoredLayer:
         stock="stops: the layer has no weight it knows",
         shape=(n, k),
         group_size=None if rotation is None else rotation.group_size,
+        uses=(zero,),
     )
 
 

@@ -213,3 +213,33 @@ def test_comfyuis_own_save_of_a_foreign_format_is_read_back(
         assert torch.equal(one._qdata, other._qdata)
     difference = tiny.sample(again, "flux") - tiny.sample(model, "flux")
     assert difference.norm() < 1e-5 * tiny.sample(model, "flux").norm()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("convrot_w4a4 for int8 activations", None),
+        ("asym_w4a8_int8 with 6 bits", "of a kind this package only reads, with a LoRA"),
+    ],
+)
+def test_a_lora_on_a_layer_of_a_rarer_kind_is_merged_or_refused_before_anything_is_written(
+    tiny: Any, tmp_path: Path, name: str, words: str | None
+) -> None:
+    from leandit.host.errors import HostError
+    from leandit.host.load import load_model
+    from leandit.host.save import save_model
+
+    layers, plain = tiny.parts("flux")
+    path, _ = write_case(name, tmp_path, layers, plain)
+    model, _ = load_model(path)
+    patched = model.clone()
+    change = 0.05 * torch.randn(1024, 256)
+    patched.add_patches({"diffusion_model.double_blocks.0.img_mlp.0.weight": ("diff", (change,))})
+    if words is not None:
+        with pytest.raises(HostError, match=words):
+            save_model(patched, tmp_path / "out.safetensors", overwrite=False)
+        assert not (tmp_path / "out.safetensors").exists()
+        return
+    save_model(patched, tmp_path / "out.safetensors", overwrite=False)
+    label = load_file(tmp_path / "out.safetensors")["double_blocks.0.img_mlp.0.comfy_quant"]
+    assert b'"linear_dtype": "int8"' in bytes(label.tolist())

@@ -161,7 +161,7 @@ def test_what_cannot_be_quantized_leaves_no_file(
 
 
 def test_prefixes_and_unknown_architectures() -> None:
-    assert model_prefix(["model.diffusion_model.a", "first_stage_model.b"]) == (
+    assert model_prefix(["model.diffusion_model.a.weight", "model.b", "vae.c.weight"]) == (
         "model.diffusion_model."
     )
     assert model_prefix(["a.weight"]) == ""
