@@ -90,3 +90,30 @@ def rotate(
     matrix = hadamard(group_size, x.dtype, x.device)
     groups = x.reshape(-1, k // group_size, group_size)
     return torch.matmul(groups, matrix.T).reshape(x.shape)
+
+
+def rotate_in_steps(x: torch.Tensor, group_size: int) -> torch.Tensor:
+    """`rotate` of a float32 tensor by radix-4 steps: G log4(G) additions in place of G * G products.
+
+    One step over each pair of index bits, from the lowest up: `out[i] = (a + b) + (c + d) - 2 *
+    x[3 - i]`. Every CUDA kernel of this package adds in this order, so it gives their bits; `rotate`
+    itself differs in the last bit.
+
+    Args:
+        x: (..., K) float32.
+
+    Raises:
+        ValueError: if G does not divide K or is not a power of 4.
+    """
+    k = x.shape[-1]
+    if k % group_size or not is_rotation_group(group_size):
+        raise ValueError(f"rotation group {group_size} is no power of 4 or does not divide K={k}")
+    stride = 1
+    flat = x.reshape(-1)
+    while stride < group_size:
+        parts = flat.view(-1, 4, stride)
+        a, b, c, d = parts.unbind(1)
+        total = (a + b) + (c + d)
+        flat = (total.unsqueeze(1) - 2 * parts.flip(1)).reshape(-1)
+        stride *= 4
+    return (flat * group_size**-0.5).view(x.shape)
