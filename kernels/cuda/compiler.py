@@ -6,6 +6,7 @@ architecture. Source: cuda-core's documentation of `Program`.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import io
 import os
@@ -62,14 +63,13 @@ def compile_kernel(
     missing = cuda_core_missing()
     if missing is not None:
         raise CompileError(missing)
-    import cuda.bindings
-    from cuda.core import Program, ProgramOptions
-
-    key = build_key(kernel, macros, arch, cuda.bindings.__version__)
+    core = importlib.import_module("cuda.core")
+    version = importlib.import_module("cuda.bindings").__version__
+    key = build_key(kernel, macros, arch, version)
     kept = None if cache is None else cache / f"{kernel}-{arch}-{key}.cubin"
     if kept is not None and kept.is_file():
         return Compiled(kept.read_bytes(), "")
-    options = ProgramOptions(
+    options = core.ProgramOptions(
         arch=arch,
         std="c++17",
         include_path=str(FOLDER),
@@ -78,7 +78,7 @@ def compile_kernel(
     )
     log = io.StringIO()
     try:
-        code = Program(source_of(kernel), "c++", options).compile("cubin", logs=log).code
+        code = core.Program(source_of(kernel), "c++", options).compile("cubin", logs=log).code
     except Exception as error:  # cuda-core raises types of its own for each library it calls
         raise CompileError(f"{kernel} for {arch}: {error}") from error
     if kept is not None:
