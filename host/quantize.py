@@ -68,7 +68,7 @@ def quantize_model(
     plan = _with_note_of_quantized_before(plan, modules, pristine)
     results: dict[str, LayerResult] = {}
     replaced: dict[str, torch.nn.Module] = {}
-    operations = comfy.ops.mixed_precision_ops({}, _compute_dtype(model))
+    operations = comfy.ops.mixed_precision_ops({}, compute_dtype(model))
     for decision in interruptible(plan.selected):
         name = decision.layer.name
         module = modules[name]
@@ -115,7 +115,7 @@ def _make_room(plan: Plan, device: torch.device) -> None:
         comfy.model_management.free_memory(largest * 4 * FLOAT_COPIES, device)
 
 
-def _compute_dtype(model: ModelPatcher) -> torch.dtype:
+def compute_dtype(model: ModelPatcher) -> torch.dtype:
     """The dtype of activations, also where a node has set it on this clone."""
     return model.get_model_object("manual_cast_dtype") or model.model.get_dtype()
 
@@ -206,7 +206,7 @@ def _route(model: ModelPatcher, plan: Plan) -> Route | None:
     largest = max(plan.selected, key=lambda decision: decision.layer.n * decision.layer.k)
     request = LinearRequest(
         device=model.load_device.type,
-        dtype=_compute_dtype(model),
+        dtype=compute_dtype(model),
         m=REPORT_ROWS,
         n=largest.layer.n,
         k=largest.layer.k,

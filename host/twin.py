@@ -71,6 +71,7 @@ def make_twin(
     pristine: PristineWeights,
     replaced: Mapping[str, torch.nn.Module],
     device: torch.device,
+    weights: Mapping[str, torch.Tensor] = types.MappingProxyType({}),
 ) -> Twin:
     """Copy a model's structure; weights that are kept share their memory with the original.
 
@@ -79,6 +80,7 @@ def make_twin(
         pristine: its weights without patches.
         replaced: new modules by name relative to `model.diffusion_model`.
         device: where the weights live (the patcher's offload device).
+        weights: parameters to put in place of the original's, by name relative to `model`.
 
     Raises:
         HostError: if the model holds something Python cannot copy.
@@ -92,7 +94,7 @@ def make_twin(
             skip.update(id(part) for part in module.modules())
     for name, module in model.named_modules(remove_duplicate=False):
         if id(module) not in skip:
-            _share_tensors(module, f"{name}." if name else "", pristine, memo)
+            _share_tensors(module, f"{name}." if name else "", pristine, weights, memo)
             _forget_load_state(module, memo)
     try:
         _fill(twin, model, memo)
@@ -112,11 +114,17 @@ def make_twin(
 
 
 def _share_tensors(
-    module: torch.nn.Module, prefix: str, pristine: PristineWeights, memo: dict[int, Any]
+    module: torch.nn.Module,
+    prefix: str,
+    pristine: PristineWeights,
+    weights: Mapping[str, torch.Tensor],
+    memo: dict[int, Any],
 ) -> None:
     for name, parameter in module._parameters.items():
         if parameter is not None and id(parameter) not in memo:
-            memo[id(parameter)] = _shared(pristine.parameter(prefix + name, parameter))
+            given = weights.get(prefix + name)
+            own = pristine.parameter(prefix + name, parameter) if given is None else given
+            memo[id(parameter)] = _shared(own)
     for name, buffer in module._buffers.items():
         if buffer is not None and id(buffer) not in memo:
             memo[id(buffer)] = pristine.buffer(prefix + name, buffer).detach().clone()

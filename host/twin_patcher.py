@@ -23,7 +23,7 @@ def refuse_held_modules(model: ModelPatcher) -> None:
     Raises:
         HostError: naming the patch and the order of nodes that works.
     """
-    remedy = "put that node after LeanDiT's Quantize Model"
+    remedy = "put that node after LeanDiT's"
     if model.injections:
         names = ", ".join(map(repr, model.injections))
         raise HostError(f"the model carries injections {names} tied to its modules; {remedy}")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from .load_model import LeanDiTLoadModel
 from .quantize_model import LeanDiTQuantizeModel
+from .row_split_linear import LeanDiTRowSplitLinear
 from .save_model import LeanDiTSaveModel
 
 NODE_CLASS_MAPPINGS: dict[str, type] = {
     "LeanDiTLoadModel": LeanDiTLoadModel,
     "LeanDiTQuantizeModel": LeanDiTQuantizeModel,
+    "LeanDiTRowSplitLinear": LeanDiTRowSplitLinear,
     "LeanDiTSaveModel": LeanDiTSaveModel,
 }
 
 NODE_DISPLAY_NAME_MAPPINGS: dict[str, str] = {
     "LeanDiTLoadModel": "Load Quantized Model",
     "LeanDiTQuantizeModel": "Quantize Model, INT8/INT4 ConvRot",
+    "LeanDiTRowSplitLinear": "Row-Split Linear",
     "LeanDiTSaveModel": "Save Quantized Model",
 }

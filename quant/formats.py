@@ -10,6 +10,13 @@ ROTATION_GROUPS = (256, 64, 16)
 """Rotation groups in order of preference; a larger group spreads an outlier over more columns."""
 
 
+INT8_LAYOUT = "TensorWiseINT8Layout"
+"""comfy-kitchen's layout of int8 weights."""
+
+DISPATCHED_INT8_LAYOUT = "LeanDiTInt8Layout"
+"""The layout of `int8_layout` over the same bytes."""
+
+
 @dataclass(frozen=True)
 class Format:
     """One number format.
@@ -40,7 +47,7 @@ FORMATS: dict[str, Format] = {
             activation_bits=8,
             rotated=True,
             native_format="int8_tensorwise",
-            layout="TensorWiseINT8Layout",
+            layout=INT8_LAYOUT,
             k_multiple=1,
             sqnr_floor_db=39.0,
             experimental=False,
@@ -52,7 +59,7 @@ FORMATS: dict[str, Format] = {
             activation_bits=8,
             rotated=False,
             native_format="int8_tensorwise",
-            layout="TensorWiseINT8Layout",
+            layout=INT8_LAYOUT,
             k_multiple=1,
             sqnr_floor_db=38.0,
             experimental=False,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .formats import FORMATS
+from .formats import DISPATCHED_INT8_LAYOUT, FORMATS, INT8_LAYOUT
 from .weight import QuantizedWeight
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def from_quantized_tensor(tensor: QuantizedTensor) -> QuantizedWeight | None:
     params = tensor._params
     n, k = tensor.shape
     name = tensor._layout_cls
-    if name == FORMATS["int8"].layout:
+    if name in (INT8_LAYOUT, DISPATCHED_INT8_LAYOUT):
         group = params.convrot_groupsize if params.convrot else None
         spec = FORMATS["int8" if group is None else "int8_convrot"]
         scale = params.scale.float().reshape(-1, 1).expand(n, 1)
