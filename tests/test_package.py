@@ -50,8 +50,18 @@ def test_comfyui_loads_the_pack_from_a_folder_called(folder: str, tmp_path: Path
     )
     seen = json.loads(run.stdout)
     assert seen == {
-        "nodes": ["LeanDiTLoadModel", "LeanDiTQuantizeModel", "LeanDiTSaveModel"],
-        "names": ["LeanDiTLoadModel", "LeanDiTQuantizeModel", "LeanDiTSaveModel"],
+        "nodes": [
+            "LeanDiTLoadModel",
+            "LeanDiTQuantizeModel",
+            "LeanDiTRowSplitLinear",
+            "LeanDiTSaveModel",
+        ],
+        "names": [
+            "LeanDiTLoadModel",
+            "LeanDiTQuantizeModel",
+            "LeanDiTRowSplitLinear",
+            "LeanDiTSaveModel",
+        ],
         "web": "./web",
         "cuda_initialised": False,
         "comfy": False,

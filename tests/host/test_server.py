@@ -172,6 +172,17 @@ def test_the_example_for_saving_writes_a_file_that_comfyui_loads_without_the_pac
     assert (written.parent / f"{written.stem}-other.safetensors").exists()
 
 
+def test_the_example_for_row_splitting_runs_with_a_tiny_flux(server: Any) -> None:
+    example = json.loads((ROOT / "example_workflows/api/row_split_flux.json").read_text("utf-8"))
+    example["1"]["inputs"]["unet_name"] = "tiny_flux.safetensors"
+    without_large_files(example, "row_split")
+    history = server.run(example)
+    assert history["status"]["status_str"] == "success"
+    (report,) = history["outputs"]["13"]["leandit"]
+    assert report["summary"]["layers_routed"] == 20
+    assert {row["backend"] for row in report["summary"]["shapes"]} == {"cpu"}
+
+
 def test_switched_off_gives_the_latents_of_the_graph_without_the_node(server: Any) -> None:
     off = saved_latent(server, server.run(prompt(enabled=False)))
     without = prompt()
