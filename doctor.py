@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
-from .kernels.backend import LinearRequest, NoBackendError, choose
-from .kernels.backends.kitchen import KitchenBackend, kitchen_missing, linear_route
-from .kernels.backends.reference import ReferenceBackend
+from .kernels.backend import LinearRequest, NoBackendError
+from .kernels.backends.kitchen import kitchen_missing, linear_route
+from .kernels.cuda.compiler import INSTALL_LINE, cuda_core_missing
+from .kernels.dispatch import LinearSettings
+from .kernels.linear_dispatch import dispatcher_for
 
 OPTIONAL_PACKAGES = {
     "triton": ("compiled kernels", "pip install triton (Windows: pip install triton-windows)"),
@@ -45,6 +47,7 @@ def examine() -> tuple[Finding, ...]:
         _torch(),
         _gpu(),
         _int8_linear(),
+        _own_kernels(),
         *_kitchen(),
         *(_package(name, *rest) for name, rest in OPTIONAL_PACKAGES.items()),
         _comfyui(),
@@ -107,11 +110,23 @@ def _sample_request() -> LinearRequest:
 
 def _int8_linear() -> Finding:
     try:
-        choice = choose((KitchenBackend(), ReferenceBackend()), _sample_request())
+        decision = dispatcher_for(LinearSettings()).decide(_sample_request())
     except NoBackendError as error:
         return Finding("int8 linear", False, str(error))
-    reasons = "; ".join(f"not {name}: {why}" for name, why in choice.refusals.items())
-    return Finding("int8 linear", True, " ".join(filter(None, (choice.backend.name, reasons))))
+    reasons = "; ".join(f"not {name}: {why}" for name, why in decision.refusals.items())
+    name = decision.candidate.backend.name
+    text = "; ".join(filter(None, (f"Row-Split Linear runs {name}", reasons)))
+    return Finding("int8 linear", True, text)
+
+
+def _own_kernels() -> Finding:
+    missing = cuda_core_missing()
+    subject = "leandit-cuda"
+    if missing is None:
+        return Finding(subject, True, "cuda-core is installed: kernels are compiled when needed")
+    if not torch.cuda.is_available():
+        return Finding(subject, False, "cuda-core is not installed; of use only with a GPU")
+    return Finding(subject, False, "cuda-core is not installed", INSTALL_LINE)
 
 
 def _kitchen() -> tuple[Finding, ...]:

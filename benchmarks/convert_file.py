@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from leandit.bench.machine import machine
 from safetensors import safe_open
 from safetensors.torch import save_file
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from machine import machine
 
 N, K, GROUP = 3072, 12288, 256
 

@@ -23,9 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from machine import machine
+from leandit.bench.machine import machine
 
 FLUX = {
     "in_channels": 16,

@@ -25,9 +25,7 @@ from typing import Any
 
 import psutil
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from machine import machine
+from leandit.bench.machine import machine
 
 FORMATS = ("int8_convrot", "int8", "w4a8_convrot", "w4a4_convrot")
 SAMPLE_SECONDS = 0.002

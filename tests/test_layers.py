@@ -17,7 +17,8 @@ MAY_IMPORT = {
     "nodes": {"kernels", "quant", "loaders", "host"},
     "demo": {"kernels", "quant", "loaders"},
     "doctor": {"kernels"},
-    "cli": {"kernels", "quant", "loaders", "demo", "doctor"},
+    "bench": {"kernels", "quant"},
+    "cli": {"kernels", "quant", "loaders", "demo", "doctor", "bench"},
     "__main__": {"cli"},
     "__init__": {"nodes"},
 }
@@ -37,7 +38,7 @@ COMFYUI = {
 
 def sources() -> list[Path]:
     files = [*ROOT.glob("*.py")]
-    for package in ("kernels", "quant", "loaders", "host", "nodes", "demo"):
+    for package in ("kernels", "quant", "loaders", "host", "nodes", "demo", "bench"):
         files += (ROOT / package).rglob("*.py")
     return [file for file in files if file.name != "conftest.py"]
 
