@@ -22,7 +22,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from . import doctor
-from .bench.linear import bench_linear
+from .bench.linear import BARE_INT8, BF16, bench_linear
 from .bench.machine import machine
 from .bench.shapes import ON_CPU, ON_GPU, parse_shapes
 from .loaders.convert import quantize_file
@@ -327,13 +327,16 @@ def _bench(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             shapes, device, lambda s: status.update(f"measuring {s.m} x {s.n} x {s.k}")
         )
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("M", "N", "K", "what", "rows a call", "ms", "TOP/s", "x bf16", "error"):
+    for name in ("M", "N", "K", "what", "rows a call", "ms", "TOP/s", "x bf16", "of int8", "error"):
         table.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
     for row in rows:
         shape = (row.m, row.n, row.k)
-        base = next(r.ms for r in rows if (r.m, r.n, r.k) == shape and r.backend == "torch bf16")
+        times = {r.backend: r.ms for r in rows if (r.m, r.n, r.k) == shape}
         error = "" if row.rel_error is None else f"{row.rel_error:.4f}"
-        numbers = (f"{row.ms:.1f}", f"{row.tops:.2f}", f"{base / row.ms:.2f}", error)
+        against = [
+            f"{times[name] / row.ms:.2f}" if name in times else "" for name in (BF16, BARE_INT8)
+        ]
+        numbers = (f"{row.ms:.1f}", f"{row.tops:.2f}", *against, error)
         table.add_row(*map(str, shape), row.backend, str(row.rows_per_call), *numbers)
     console.print(table)
     return {"machine": machine(), "rows": [asdict(row) for row in rows]}

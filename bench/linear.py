@@ -19,6 +19,8 @@ from .shapes import LinearShape
 ROUNDS = 5
 ERROR_ROWS, ERROR_COLUMNS = 64, 1024
 GROUP = 256
+BF16, BARE_INT8 = "torch bf16", "torch int8 product alone"
+"""Contenders that compute something else: what is to be beaten, and what is the ceiling."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +75,9 @@ def _bench_shape(shape: LinearShape, device: torch.device) -> list[LinearRow]:
     bias = torch.randn(n, generator=generator, device=device).bfloat16()
     dense = dequantize_int8(codes, scale, group, torch.bfloat16)
     some = x[:, :k].to(torch.int8)
-    contenders = [
-        Contender("torch bf16", m, lambda: torch.nn.functional.linear(x, dense, bias), False)
-    ]
+    contenders = [Contender(BF16, m, lambda: torch.nn.functional.linear(x, dense, bias), False)]
     if device.type == "cpu" or (m > 16 and not k % 8 and not n % 8):
-        contenders.append(
-            Contender("torch int8 product alone", m, lambda: torch._int_mm(some, codes.t()), False)
-        )
+        contenders.append(Contender(BARE_INT8, m, lambda: torch._int_mm(some, codes.t()), False))
     arguments = (x, codes, scale, bias, group)
     contenders += _candidates(LinearRequest(device.type, x.dtype, m, n, k, group), arguments)
     exact = _exact(*arguments)

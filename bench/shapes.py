@@ -44,5 +44,6 @@ def parse_shapes(text: str) -> tuple[LinearShape, ...]:
         found = re.fullmatch(r"\s*([1-9]\d{0,6})x([1-9]\d{0,6})x([1-9]\d{0,6})\s*", part)
         if found is None:
             raise ValueError(f"{part!r} is no shape; write MxNxK, such as 4096x5376x5376")
-        shapes.append(LinearShape(*map(int, found.groups()), "given"))
+        m, n, k = map(int, found.groups())
+        shapes.append(LinearShape(m, n, k, "given"))
     return tuple(shapes)

@@ -1,8 +1,7 @@
-"""Choosing a backend for a linear, as a pure function of numbers, with a reason for every refusal."""
+"""What a backend for the INT8 linear is: it runs it, or says in words why it cannot."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,14 +48,6 @@ class Backend(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The backend that runs, and why each one before it in the list does not."""
-
-    backend: Backend
-    refusals: dict[str, str]
-
-
 class NoBackendError(RuntimeError):
     """No backend can run a request. `refusals` maps each backend's name to its reason."""
 
@@ -65,18 +56,3 @@ class NoBackendError(RuntimeError):
         self.refusals = refusals
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
         super().__init__(f"no backend can run {request}: {reasons or 'none is registered'}")
-
-
-def choose(backends: Sequence[Backend], request: LinearRequest) -> Choice:
-    """The first backend, in order of preference, that does not refuse.
-
-    Raises:
-        NoBackendError: if all refuse; the message lists every reason.
-    """
-    refusals: dict[str, str] = {}
-    for backend in backends:
-        reason = backend.refuses(request)
-        if reason is None:
-            return Choice(backend, refusals)
-        refusals[backend.name] = reason
-    raise NoBackendError(request, refusals)

@@ -42,7 +42,7 @@ def test_a_missing_package_comes_with_its_pip_line(monkeypatch: pytest.MonkeyPat
     found = by_subject()
     assert found["sageattention"].remedy == "pip install sageattention"
     assert found["comfy-kitchen"].remedy == "pip install comfy-kitchen"
-    assert found["int8 linear"].text.startswith("reference not comfy-kitchen")
+    assert found["int8 linear"].text.startswith("Row-Split Linear runs reference")
 
 
 def test_comfyui_is_found_by_its_variable(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""Choosing a backend, and the reasons for refusing one."""
+"""What the backends refuse, and why."""
 
 from __future__ import annotations
 
@@ -6,32 +6,13 @@ import importlib.util
 
 import pytest
 import torch
-from leandit.kernels.backend import LinearRequest, NoBackendError, choose
+from leandit.kernels.backend import LinearRequest
 from leandit.kernels.backends import kitchen
 from leandit.kernels.backends.kitchen import KitchenBackend, linear_route
 from leandit.kernels.backends.reference import ReferenceBackend
 from leandit.kernels.int8 import quantize_int8_rowwise
 
 CPU = LinearRequest("cpu", torch.bfloat16, m=4096, n=512, k=1024, group_size=256)
-
-
-class Refusing:
-    name = "refusing"
-
-    def refuses(self, request: LinearRequest) -> str | None:
-        return f"M={request.m} is too many"
-
-
-def test_the_first_backend_that_does_not_refuse_is_chosen_with_the_reasons_before_it() -> None:
-    choice = choose([Refusing(), ReferenceBackend()], CPU)  # type: ignore[list-item]
-    assert choice.backend.name == "reference"
-    assert choice.refusals == {"refusing": "M=4096 is too many"}
-
-
-def test_the_error_lists_every_refusal() -> None:
-    with pytest.raises(NoBackendError, match="refusing: M=4096 is too many") as caught:
-        choose([Refusing()], CPU)  # type: ignore[list-item]
-    assert caught.value.refusals == {"refusing": "M=4096 is too many"}
 
 
 @pytest.mark.parametrize(
