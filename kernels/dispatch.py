@@ -1,25 +1,34 @@
 """Running an INT8 linear with the backend and row chunks that suit it, and with the next if one fails.
 
-Decided once per shape class: device, dtype, N, K, G and M up to the next power of 2. On a GPU in
-mode "auto" the candidates are measured when a class is first seen; otherwise the order of
-preference decides.
+Decided once per shape class: device, dtype, N, K, G and M, rounded up. On a GPU in mode "auto" the
+candidates are measured when a class is first seen; otherwise the order of preference decides.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 
 from .backend import Backend, LinearRequest, NoBackendError
+from .out_of_memory import is_out_of_memory
 from .row_split import RowSplit, SelectedConfig, row_chunks, rows_per_call
 from .tuner import Tuner
 
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
+ROW_STEP = 1024
+NEVER_MEASURED = ("reference", "dequantize")
+"""Backends that exist to be right: they are slower by far, and need memory for float sums."""
+
+NEVER_SPLIT = ("dequantize",)
+"""A float product rounds by its number of rows, and indexes with 64 bits."""
+
+Arguments = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -44,16 +53,20 @@ class ShapeClass:
     group_size: int | None
 
     @classmethod
-    def of(cls, request: LinearRequest) -> ShapeClass:
-        """The class of a request."""
+    def of(cls, request: LinearRequest, device: torch.device | None = None) -> ShapeClass:
+        """The class of a request, on one of several cards if `device` is given."""
         rows = 1 << max(request.m - 1, 0).bit_length()
-        return cls(request.device, request.dtype, rows, request.n, request.k, request.group_size)
+        if rows > ROW_STEP:
+            rows = -(-request.m // ROW_STEP) * ROW_STEP
+        place = request.device if device is None else str(device)
+        return cls(place, request.dtype, rows, request.n, request.k, request.group_size)
 
     @property
     def key(self) -> str:
         """The class as a short text, for logs and the tuner's file."""
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{dtype} M<={self.rows} N={self.n} K={self.k} G={self.group_size or 0}"
+        shape = f"{dtype} M<={self.rows} N={self.n} K={self.k} G={self.group_size or 0}"
+        return shape if self.device in ("cpu", "cuda", "cuda:0") else f"{self.device} {shape}"
 
 
 @dataclass(frozen=True)
@@ -106,25 +119,44 @@ class Dispatcher:
         """`kernels.int8.int8_linear` with the same arguments.
 
         Raises:
+            ValueError: if the operands do not fit each other.
             NoBackendError: if every backend refuses or has failed.
-            torch.OutOfMemoryError: unchanged; another backend would not need less.
+            Exception: of the first backend, if all fail on these operands or memory ran out.
         """
-        k = x.shape[-1]
+        require_fitting(x, weight, weight_scale, bias)
+        k, n = x.shape[-1], weight.shape[0]
         flat = x.reshape(-1, k)
-        n = weight.shape[0]
         if flat.shape[0] == 0 or n == 0:
             return x.new_empty(*x.shape[:-1], n)
         request = LinearRequest(flat.device.type, x.dtype, flat.shape[0], n, k, group_size)
-        arguments = (weight, weight_scale, bias, group_size)
+        with on_device(flat.device):
+            out = self._run(request, flat, (weight, weight_scale, bias, group_size))
+        return out.reshape(*x.shape[:-1], n)
+
+    def _run(
+        self, request: LinearRequest, flat: torch.Tensor, arguments: Arguments
+    ) -> torch.Tensor:
+        """Try what was decided, then the others; a backend is given up once another did it."""
+        errors: dict[str, Exception] = {}
         while True:
-            decision = self._decide(request, flat, arguments)
+            try:
+                decision = self._decide(request, flat, arguments, errors)
+            except NoBackendError:
+                if errors:  # all fail on these arguments: they are at fault, not the backends
+                    raise next(iter(errors.values())) from None
+                raise
+            backend = decision.candidate.backend
             try:
                 out = run_in_chunks(decision.candidate, flat, *arguments)
-                return out.reshape(*x.shape[:-1], n)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:  # a kernel of another package, or of a driver, has failed
-                self._give_up(decision.candidate.backend.name, error)
+            except Exception as error:  # of another package's kernel, or of a driver
+                if is_out_of_memory(error):
+                    raise
+                errors[backend.name] = error
+                self.decisions.pop(ShapeClass.of(request, flat.device), None)
+                continue
+            for name, error in errors.items():
+                self._give_up(name, error)
+            return out
 
     def decide(self, request: LinearRequest) -> Decision:
         """What would run, without running or measuring anything.
@@ -144,16 +176,27 @@ class Dispatcher:
         for backend in self._backends:
             if backend.name in refusals:
                 continue
-            reason = backend.refuses(request)
+            try:
+                reason = backend.refuses(request)
+            except Exception as error:  # asking another package may fail as its kernels do
+                reason = f"cannot be asked: {type(error).__name__}: {error}"
             if reason is not None:
                 refusals[backend.name] = reason
                 continue
-            m, n, k = ShapeClass.of(request).rows, request.n, request.k
-            rows = rows_per_call(m, n, k, self.settings.split, self._config_of(backend))
-            whole = rows_per_call(m, n, k, RowSplit("off"))
-            counts = [rows] if self.settings.split.mode != "auto" else [rows, whole]
-            found += [Candidate(backend, count) for count in dict.fromkeys(counts)]
+            found += [Candidate(backend, rows) for rows in self._row_counts(backend, request)]
         return found, refusals
+
+    def _row_counts(self, backend: Backend, request: LinearRequest) -> list[int]:
+        """Rows per call by the policy, and in mode "auto" all of them, too."""
+        m, n, k = ShapeClass.of(request).rows, request.n, request.k
+        if backend.name in NEVER_SPLIT:
+            return [m]
+        whole = rows_per_call(m, n, k, RowSplit("off"))
+        try:
+            rows = rows_per_call(m, n, k, self.settings.split, self._config_of(backend))
+        except Exception:  # the library's own choice is private to it and may change
+            rows = rows_per_call(m, n, k, self.settings.split)
+        return list(dict.fromkeys([rows, whole] if self.settings.split.mode == "auto" else [rows]))
 
     def _config_of(self, backend: Backend) -> SelectedConfig | None:
         """Only comfy-kitchen's kernels have its configurations; others need no splitting."""
@@ -161,31 +204,61 @@ class Dispatcher:
             return self._selected_config
         return _always_data_parallel
 
-    def _decide(self, request: LinearRequest, flat: torch.Tensor, arguments: tuple) -> Decision:
-        shape = ShapeClass.of(request)
+    def _decide(
+        self,
+        request: LinearRequest,
+        flat: torch.Tensor,
+        arguments: Arguments,
+        failed: Mapping[str, Exception],
+    ) -> Decision:
+        shape = ShapeClass.of(request, flat.device)
         known = self.decisions.get(shape)
         if known is not None and known.candidate.backend.name not in self.failures:
             return known
-        candidates, refusals = self.candidates(request)
+        found, refusals = self.candidates(request)
+        candidates = [c for c in found if c.backend.name not in failed]
         if not candidates:
             raise NoBackendError(request, refusals)
         chosen, reason = candidates[0], "preferred"
-        if self._tuner is not None and len(candidates) > 1 and _may_measure(flat):
-            names = [candidate.name for candidate in candidates]
-
-            def run(index: int) -> Callable[[], object]:
-                return lambda: run_in_chunks(candidates[index], flat, *arguments)
-
-            best = self._tuner.best(shape.key, names, run)
-            if best is not None:
-                chosen, reason = candidates[best.index], best.reason
+        if self._tuner is not None and not failed and may_measure(flat):
+            chosen, reason = self._measured(self._tuner, shape, candidates, flat, arguments)
         decision = Decision(chosen, reason, refusals)
         self.decisions[shape] = decision
         level = logging.INFO if self.settings.verbose else logging.DEBUG
         logger.log(level, "int8 linear %s: %s (%s)", shape.key, chosen.name, reason)
         return decision
 
+    def _measured(
+        self,
+        tuner: Tuner,
+        shape: ShapeClass,
+        candidates: Sequence[Candidate],
+        flat: torch.Tensor,
+        arguments: Arguments,
+    ) -> tuple[Candidate, str]:
+        """The fastest of the preferred backends; of a named one, its row counts only."""
+        first = candidates[0].backend.name
+        tried = [c for c in candidates if c.backend.name not in NEVER_MEASURED]
+        if self.settings.backend == first or not tried:
+            tried = [c for c in candidates if c.backend.name == first]
+        # The library's own default, all rows at once, is what the others have to beat.
+        tried.sort(key=lambda c: (c.backend.name != first, -c.rows))
+        if len(tried) == 1:
+            return tried[0], "preferred"
+
+        def run(index: int) -> Callable[[], object]:
+            return lambda: run_in_chunks(tried[index], flat, *arguments)
+
+        best = tuner.best(shape.key, [candidate.name for candidate in tried], run)
+        if best is None:
+            return candidates[0], "preferred"
+        for index, error in best.failed.items():
+            self._give_up(tried[index].backend.name, error)
+        return tried[best.index], best.reason
+
     def _give_up(self, name: str, error: Exception) -> None:
+        if name in self.failures:
+            return
         reason = f"failed: {type(error).__name__}: {error}"
         self.failures[name] = reason
         logger.warning("int8 linear: %s %s; the next backend takes over", name, reason)
@@ -224,8 +297,31 @@ def _always_data_parallel(m: int, n: int, k: int) -> int:
     return 0
 
 
-def _may_measure(x: torch.Tensor) -> bool:
+def may_measure(x: torch.Tensor) -> bool:
     """Not while torch.compile traces or a CUDA graph records: that would record the measurement."""
     if x.device.type != "cuda" or torch.compiler.is_compiling():
         return False
     return not torch.cuda.is_current_stream_capturing()
+
+
+def require_fitting(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> None:
+    """Refuse operands that do not fit each other, before any backend is blamed for it.
+
+    Raises:
+        ValueError: naming the shapes.
+    """
+    n, k = weight.shape
+    fits = x.ndim and x.shape[-1] == k and weight_scale.numel() == n
+    if not fits or (bias is not None and bias.shape != (n,)):
+        shapes = [list(t.shape) for t in (x, weight, weight_scale, bias) if t is not None]
+        raise ValueError(f"input, weight, scale and bias do not fit each other: {shapes}")
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Make a card the current one while its kernels are launched, and set it back."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

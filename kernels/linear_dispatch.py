@@ -12,13 +12,14 @@ import torch
 from .backend import Backend
 from .backends.cpu import CpuBackend
 from .backends.cuda import CudaBackend
+from .backends.dequantize import DequantizeBackend
 from .backends.kitchen import KitchenBackend, selected_config
 from .backends.reference import ReferenceBackend
 from .cuda_clock import CudaClock, machine_text
 from .dispatch import Dispatcher, LinearSettings
 from .tuner import Tuner
 
-BACKEND_NAMES = ("cpu", "comfy-kitchen", "leandit-cuda", "reference")
+BACKEND_NAMES = ("cpu", "comfy-kitchen", "leandit-cuda", "reference", "dequantize")
 """In order of preference; on a GPU, mode auto measures those that can run."""
 
 
@@ -38,7 +39,13 @@ def backends(folder: Path | None) -> list[Backend]:
     Args:
         folder: where compiled kernels are kept; None keeps none.
     """
-    return [CpuBackend(), KitchenBackend(), CudaBackend(folder), ReferenceBackend()]
+    return [
+        CpuBackend(),
+        KitchenBackend(),
+        CudaBackend(folder),
+        ReferenceBackend(),
+        DequantizeBackend(),
+    ]
 
 
 def cache_folder() -> Path:

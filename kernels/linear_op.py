@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -26,8 +27,14 @@ def to_text(settings: LinearSettings) -> str:
 @cache
 def from_text(text: str) -> LinearSettings:
     """The inverse of `to_text`."""
-    content = json.loads(text)
-    return LinearSettings(**{**content, "split": RowSplit(**content["split"])})
+    # Another version of this package in the process may know more settings: those are left out.
+    content = _known(LinearSettings, json.loads(text))
+    return LinearSettings(**{**content, "split": RowSplit(**_known(RowSplit, content["split"]))})
+
+
+def _known(kind: Any, content: dict[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {name: value for name, value in content.items() if name in names}
 
 
 def int8_linear_op(

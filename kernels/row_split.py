@@ -61,7 +61,7 @@ def rows_per_call(
     if policy.mode == "off" or n < policy.min_out_features:
         return bound
     if policy.mode == "auto" and selected_config is not None:
-        return _largest_data_parallel(bound, n, k, selected_config)
+        return _largest_data_parallel(m, bound, n, k, selected_config)
     return min(bound, policy.max_rows)
 
 
@@ -74,12 +74,14 @@ def row_chunks(m: int, rows: int) -> list[slice]:
     return [slice(start, min(start + step, m)) for start in range(0, m, step)]
 
 
-def _largest_data_parallel(bound: int, n: int, k: int, selected_config: SelectedConfig) -> int:
+def _largest_data_parallel(
+    m: int, bound: int, n: int, k: int, selected_config: SelectedConfig
+) -> int:
     """`bound` where every size is Stream-K: then splitting cannot help."""
-    if selected_config(bound, n, k) not in STREAM_K:
-        return bound
     first = (bound - 1) // PROBE_STEP * PROBE_STEP
-    for rows in range(first, 0, -PROBE_STEP):
-        if selected_config(rows, n, k) not in STREAM_K:
-            return rows
+    for rows in (bound, *range(first, 0, -PROBE_STEP)):
+        # The chunks are made equal, so those that will run are asked about.
+        lengths = {chunk.stop - chunk.start for chunk in row_chunks(m, rows)}
+        if not any(selected_config(length, n, k) in STREAM_K for length in lengths):
+            return max(lengths)
     return bound

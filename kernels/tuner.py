@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from .out_of_memory import is_out_of_memory
 
 NOISE = 0.03
 """A candidate must beat the first one, which is the library's own default, by this fraction."""
 
+LONGEST_MS = 1e7
 FORMAT_VERSION = 1
 MAX_FILE_BYTES = 4_000_000
 
@@ -29,10 +32,12 @@ class Clock(Protocol):
 
 @dataclass(frozen=True)
 class Best:
-    """index: the winner among the candidates; reason: for the log and the report."""
+    """index: the winner among the candidates; reason: for the log and the report; failed: why
+    candidates could not be measured, by index."""
 
     index: int
     reason: str
+    failed: Mapping[int, Exception] = field(default_factory=dict)
 
 
 class Tuner:
@@ -53,40 +58,42 @@ class Tuner:
 
         Args:
             key: what is computed. names: of the candidates, the default first.
-            run: gives for an index what to measure. A candidate that raises is passed over, unless
-                memory ran out.
+            run: gives for an index what to measure. A candidate that raises is passed over; one for
+                which memory runs out, without being remembered.
 
         Raises:
-            torch.OutOfMemoryError: unchanged.
+            Exception: the default's, if memory ran out for it.
         """
         known = self._known.get(key, {})
         timings = {name: known[name] for name in names if name in known}
-        when = "measured before"
+        when, failed = "measured before", {}
         if len(timings) < len(names):
             when = "measured"
-            timings = self._measure(names, run)
+            timings, failed = self._measure(names, run)
             if not timings:
                 return None
-            self._known[key] = timings
+            self._known = _read(self._path, self._machine) | self._known
+            self._known[key] = self._known.get(key, {}) | timings
             _write(self._path, self._machine, self._known)
         winner, default = min(timings, key=timings.__getitem__), names[0]
         if default in timings and timings[winner] > (1 - NOISE) * timings[default]:
             winner = default
         texts = ", ".join(f"{name} {ms:.3f} ms" for name, ms in timings.items())
-        return Best(list(names).index(winner), f"{when}: {texts}")
+        return Best(list(names).index(winner), f"{when}: {texts}", failed)
 
-    def _measure(self, names: Sequence[str], run: Run) -> dict[str, float]:
-        import torch
-
-        timings = {}
+    def _measure(
+        self, names: Sequence[str], run: Run
+    ) -> tuple[dict[str, float], dict[int, Exception]]:
+        timings, failed = {}, {}
         for index, name in enumerate(names):
             try:
                 timings[name] = self._clock.milliseconds(run(index))
-            except torch.OutOfMemoryError:
-                raise
-            except Exception:
-                continue
-        return timings
+            except Exception as error:
+                if index == 0 and is_out_of_memory(error):
+                    raise
+                if not is_out_of_memory(error):
+                    failed[index] = error
+        return timings, failed
 
 
 def _read(path: Path | None, machine: str) -> dict[str, dict[str, float]]:
@@ -110,7 +117,9 @@ def _read(path: Path | None, machine: str) -> dict[str, dict[str, float]]:
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return 0 < value < LONGEST_MS
 
 
 def _write(path: Path | None, machine: str, known: dict[str, dict[str, float]]) -> None:

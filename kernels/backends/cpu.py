@@ -14,6 +14,7 @@ import torch
 from ..backend import LinearRequest
 from ..hadamard import regular_hadamard, rotate_in_steps
 from ..int8 import SCALE_FLOOR
+from ..integer_product import why_inexact_on_cpu
 
 ROWS = 2048
 """Rows of one integer product: fewer unpack the weights too often (256 rows: a fifth slower)."""
@@ -35,10 +36,10 @@ class CpuBackend:
     name = "cpu"
 
     def refuses(self, request: LinearRequest) -> str | None:
-        """Refuses everything that is not on the CPU."""
+        """Refuses other devices, and processors on which torch's integer product is inexact."""
         if request.device != "cpu":
             return f"runs on the CPU only, the tensors are on {request.device}"
-        return None
+        return why_inexact_on_cpu()
 
     def linear(
         self,

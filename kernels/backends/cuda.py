@@ -47,12 +47,19 @@ class CudaBackend:
     ) -> torch.Tensor:
         """`kernels.int8.int8_linear` with the rotation in float32."""
         kernels = _kernels(x.device, self._cache_folder)
-        flat = x.reshape(-1, x.shape[-1]).contiguous()
+        flat = _aligned(x.reshape(-1, x.shape[-1]))
         q, row_scale = kernels.rotate_quantize(flat, group_size)
         columns = weight_scale.reshape(-1).float().contiguous()
         shift = None if bias is None else bias.float().contiguous()
-        out = kernels.gemm(q, row_scale, weight.contiguous(), columns, shift, x.dtype)
+        out = kernels.gemm(q, row_scale, _aligned(weight), columns, shift, x.dtype)
         return out.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Contiguous, at an address the kernels can load 16 bytes from; a misaligned load would end the
+    process's whole use of the card."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
 def why_shape_refused(request: LinearRequest) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..backend import LinearRequest
+from ..integer_product import why_inexact_on_cpu
 from ..row_split import SelectedConfig
 
 LINEAR_OPERATION = {
@@ -157,6 +158,8 @@ class KitchenBackend:
     def refuses(self, request: LinearRequest) -> str | None:
         """Refuses when comfy-kitchen is missing or none of its backends takes the request."""
         route = linear_route("TensorWiseINT8Layout", request)
+        if route.backend == "eager" and request.device == "cpu":
+            return why_inexact_on_cpu()
         if route.backend:
             return None
         return "; ".join(f"{name}: {reason}" for name, reason in route.refusals.items())

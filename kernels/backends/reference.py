@@ -6,6 +6,7 @@ import torch
 
 from ..backend import LinearRequest
 from ..int8 import int8_linear
+from ..integer_product import why_inexact_on_cpu
 
 
 class ReferenceBackend:
@@ -22,7 +23,7 @@ class ReferenceBackend:
                 "torch._int_mm on CUDA needs M > 16 and K, N divisible by 8, "
                 f"got M={request.m}, K={request.k}, N={request.n}"
             )
-        return None
+        return why_inexact_on_cpu() if request.device == "cpu" else None
 
     def linear(
         self,

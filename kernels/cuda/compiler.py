@@ -22,6 +22,8 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"
 """Architectures every kernel is compiled for in the tests: Turing to Blackwell."""
 
 OLDEST = (7, 5)
+ELF = b"\x7fELF"
+"""What machine code begins with; a file that does not is damaged."""
 
 
 class CompileError(RuntimeError):
@@ -49,13 +51,18 @@ def cuda_core_missing() -> str | None:
 
 
 def compile_kernel(
-    kernel: str, macros: Mapping[str, object], arch: str, cache: Path | None = None
+    kernel: str,
+    macros: Mapping[str, object],
+    arch: str,
+    cache: Path | None = None,
+    anew: bool = False,
 ) -> Compiled:
     """A kernel for one architecture, from the cache folder where it is there.
 
     Args:
         kernel: name of a .cu file. macros: see that file. arch: "sm_89" and the like.
-        cache: where machine code is kept between sessions; None keeps none.
+        cache: where machine code is kept between sessions; None keeps none. anew: compile even if
+            it is there.
 
     Raises:
         CompileError: with the compiler's message.
@@ -67,8 +74,10 @@ def compile_kernel(
     version = importlib.import_module("cuda.bindings").__version__
     key = build_key(kernel, macros, arch, version)
     kept = None if cache is None else cache / f"{kernel}-{arch}-{key}.cubin"
-    if kept is not None and kept.is_file():
-        return Compiled(kept.read_bytes(), "")
+    if kept is not None and not anew and kept.is_file():
+        code = kept.read_bytes()
+        if code.startswith(ELF):
+            return Compiled(code, "")
     options = core.ProgramOptions(
         arch=arch,
         std="c++17",

@@ -78,9 +78,16 @@ class CudaKernels:
         key = (name, repr(sorted(macros.items())))
         if key not in self._loaded:
             self._device.set_current()
-            code = compile_kernel(name, macros, self._arch, self._cache).code
-            self._loaded[key] = self._core.ObjectCode.from_cubin(code).get_kernel(name)
+            self._loaded[key] = self._load(name, macros)
         return self._loaded[key]
+
+    def _load(self, name: str, macros: Mapping[str, object]) -> Any:
+        code = compile_kernel(name, macros, self._arch, self._cache).code
+        try:
+            return self._core.ObjectCode.from_cubin(code).get_kernel(name)
+        except Exception:  # what was kept is damaged: compile it anew, whose errors count
+            code = compile_kernel(name, macros, self._arch, self._cache, anew=True).code
+            return self._core.ObjectCode.from_cubin(code).get_kernel(name)
 
     def _launch(self, kernel: Any, blocks: int, threads: int, *arguments: Any) -> None:
         self._device.set_current()

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 from leandit.kernels.backend import LinearRequest, NoBackendError
-from leandit.kernels.dispatch import Candidate, Dispatcher, LinearSettings, run_in_chunks
+from leandit.kernels.backends.dequantize import DequantizeBackend
+from leandit.kernels.dispatch import (
+    NEVER_SPLIT,
+    Candidate,
+    Dispatcher,
+    LinearSettings,
+    run_in_chunks,
+)
 from leandit.kernels.int8 import int8_linear, quantize_int8_rowwise
 from leandit.kernels.linear_dispatch import backends
 from leandit.kernels.row_split import RowSplit
@@ -45,7 +52,8 @@ def operands(m: int, dtype: torch.dtype = torch.bfloat16, bias: bool = True) -> 
 
 def runnable() -> list[Any]:
     request = LinearRequest("cpu", torch.bfloat16, 64, N, K, 64)
-    return [backend for backend in backends(None) if backend.refuses(request) is None]
+    able = [backend for backend in backends(None) if backend.refuses(request) is None]
+    return [backend for backend in able if backend.name not in NEVER_SPLIT]
 
 
 MAX_ROWS = 48
@@ -139,11 +147,80 @@ def test_running_out_of_memory_is_not_swallowed() -> None:
 
 
 def test_when_nothing_can_run_every_reason_is_given() -> None:
-    dispatcher = Dispatcher(
-        LinearSettings(), [Scripted("a", "no card"), Scripted("b", error=ValueError("bad"))]
-    )
-    with pytest.raises(NoBackendError, match=r"b: failed: ValueError: bad; a: no card"):
+    dispatcher = Dispatcher(LinearSettings(), [Scripted("a", "no card"), Scripted("b", "no sun")])
+    with pytest.raises(NoBackendError, match=r"a: no card; b: no sun"):
         dispatcher.linear(*operands(4))
+
+
+def test_arguments_that_fail_everywhere_give_up_no_backend() -> None:
+    both = [Scripted("a", error=KeyError("first")), Scripted("b", error=ValueError("second"))]
+    dispatcher = Dispatcher(LinearSettings(), both)
+    with pytest.raises(KeyError, match="first"):
+        dispatcher.linear(*operands(4))
+    for backend in both:
+        backend.error = None
+    assert dispatcher.linear(*operands(4)).shape == (4, N)
+    assert not dispatcher.failures
+
+
+@pytest.mark.parametrize("part", ["x", "scale", "bias"])
+def test_operands_that_do_not_fit_are_named_before_any_backend_runs(part: str) -> None:
+    x, q, scale, bias, group = operands(4)
+    x = x[:, :128] if part == "x" else x
+    scale = scale[:5] if part == "scale" else scale
+    bias = bias[:5] if part == "bias" else bias
+    backend = Scripted("a")
+    with pytest.raises(ValueError, match="do not fit each other"):
+        Dispatcher(LinearSettings(), [backend]).linear(x, q, scale, bias, group)
+    assert backend.rows == []
+
+
+def test_a_backend_that_cannot_even_be_asked_is_passed_over() -> None:
+    broken = Scripted("broken")
+    broken.refuses = lambda request: 1 / 0  # type: ignore[method-assign, return-value]
+    dispatcher = Dispatcher(LinearSettings(), [broken, Scripted("whole")])
+    assert dispatcher.linear(*operands(4)).shape == (4, N)
+    request = LinearRequest("cpu", torch.bfloat16, 4, N, K, 64)
+    assert "cannot be asked: ZeroDivisionError" in dispatcher.candidates(request)[1]["broken"]
+
+
+def test_the_last_resort_runs_what_no_other_takes() -> None:
+    x, q, scale, bias, group = operands(7)
+    out = Dispatcher(LinearSettings(), [DequantizeBackend()]).linear(x, q, scale, bias, group)
+    expected = int8_linear(x, q, scale, bias, group)
+    assert (out.float() - expected.float()).norm() < 0.02 * expected.float().norm()
+
+
+def test_an_inexact_integer_product_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As oneDNN's is on processors without VNNI."""
+    from leandit.kernels import integer_product
+
+    integer_product.why_inexact_on_cpu.cache_clear()
+    exact = torch._int_mm
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: exact(a, b).clamp_max(2**22))
+    try:
+        request = LinearRequest("cpu", torch.bfloat16, 64, N, K, 64)
+        able = [b.name for b in backends(None) if b.refuses(request) is None]
+        assert able == ["dequantize"]
+    finally:
+        integer_product.why_inexact_on_cpu.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: error code 12"),
+        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"),
+    ],
+    ids=repr,
+)
+def test_memory_that_runs_out_is_told_by_any_name(error: Exception) -> None:
+    dispatcher = Dispatcher(LinearSettings(), [Scripted("a", error=error), Scripted("b")])
+    with pytest.raises(type(error)):
+        dispatcher.linear(*operands(4))
+    assert not dispatcher.failures
 
 
 def test_a_named_backend_goes_first_and_an_unknown_one_is_an_error() -> None:
@@ -191,7 +268,7 @@ def test_on_a_gpu_the_fastest_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     from leandit.kernels import dispatch
     from leandit.kernels.tuner import Tuner
 
-    monkeypatch.setattr(dispatch, "_may_measure", lambda x: True)
+    monkeypatch.setattr(dispatch, "may_measure", lambda x: True)
     tuner = Tuner(FakeClock([3.0, 1.0]), "a card", None)
     slow, fast = Scripted("slow"), Scripted("fast")
     dispatcher = Dispatcher(LinearSettings(RowSplit("off")), [slow, fast], None, tuner)
@@ -200,3 +277,34 @@ def test_on_a_gpu_the_fastest_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (len(slow.rows), len(fast.rows)) == (1, 3)
     (decision,) = dispatcher.decisions.values()
     assert decision.reason == "measured: slow x 8 3.000 ms, fast x 8 1.000 ms"
+
+
+def test_on_a_gpu_a_named_backend_is_not_replaced_by_a_faster_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from leandit.kernels import dispatch
+    from leandit.kernels.tuner import Tuner
+
+    monkeypatch.setattr(dispatch, "may_measure", lambda x: True)
+    tuner = Tuner(FakeClock([3.0, 1.0]), "a card", None)
+    fast, named = Scripted("fast"), Scripted("named")
+    settings = LinearSettings(RowSplit("off"), backend="named")
+    Dispatcher(settings, [fast, named], None, tuner).linear(*operands(8))
+    assert (fast.rows, named.rows) == ([], [8])
+
+
+def test_on_a_gpu_a_candidate_that_fails_to_be_measured_is_given_up_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from leandit.kernels import dispatch
+    from leandit.kernels.tuner import Tuner
+
+    monkeypatch.setattr(dispatch, "may_measure", lambda x: True)
+    broken = Scripted("broken", error=RuntimeError("NVRTC failed"))
+    tuner = Tuner(FakeClock([3.0] * 4), "a card", None)
+    dispatcher = Dispatcher(LinearSettings(RowSplit("off")), [Scripted("a"), broken], None, tuner)
+    for m in (8, 30):
+        dispatcher.linear(*operands(m))
+    assert broken.rows == [8]
+    assert dispatcher.failures == {"broken": "failed: RuntimeError: NVRTC failed"}
+    assert len(caplog.records) == 1

@@ -23,7 +23,7 @@ def stream_k_above(limit: int):
         (RowSplit("fixed", min_out_features=16129), None, 32700),
         (RowSplit("auto"), None, 8192),
         (RowSplit("auto"), stream_k_above(40_000), 32700),
-        (RowSplit("auto"), stream_k_above(12_500), 12_288),
+        (RowSplit("auto"), stream_k_above(12_500), 11_008),
         (RowSplit("auto"), stream_k_above(0), 32700),
     ],
     ids=[

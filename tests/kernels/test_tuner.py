@@ -54,7 +54,26 @@ def test_nothing_that_can_be_measured_is_no_winner() -> None:
     assert Tuner(Clock(), "card", None).best("s", ["a"], times(RuntimeError("x"))) is None
 
 
-def test_running_out_of_memory_is_not_swallowed() -> None:
+def test_a_candidate_for_which_memory_runs_out_loses_and_is_not_failed() -> None:
+    best = Tuner(Clock(), "card", None).best(
+        "s", ["a", "b"], times(2.0, torch.OutOfMemoryError("x"))
+    )
+    assert best is not None and (best.index, best.failed) == (0, {})
+
+
+def test_two_settings_keep_each_others_timings(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+    one, other = Tuner(Clock(), "card", path), Tuner(Clock(), "card", path)
+    one.best("k1", ["a"], times(1.0))
+    other.best("k2", ["a"], times(2.0))
+    other.best("k1", ["b"], times(3.0))
+    assert json.loads(path.read_text())["timings"] == {
+        "k1": {"a": 1.0, "b": 3.0},
+        "k2": {"a": 2.0},
+    }
+
+
+def test_running_out_of_memory_is_not_swallowed_for_the_default() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         Tuner(Clock(), "card", None).best("s", ["a"], times(torch.OutOfMemoryError("x")))
 
@@ -87,6 +106,11 @@ STALE = {
         "timings": {"shape": {"a": "fast"}, "b": 4},
     },
     "with a negative time": {"version": 1, "machine": "card", "timings": {"shape": {"a": -1}}},
+    "with a number beyond all measure": {
+        "version": 1,
+        "machine": "card",
+        "timings": {"shape": {"a": 10**400}},
+    },
     "a list": [1, 2],
 }
 

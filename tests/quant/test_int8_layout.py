@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -104,11 +105,19 @@ def test_merging_a_change_keeps_layout_and_settings() -> None:
     assert (merged.dequantize().float() - changed).norm() < 0.02 * changed.norm()
 
 
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """torch.compile keeps what it has seen, models included."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
 def test_compiling_takes_every_layer_whole_and_once() -> None:
     """Twelve layers of two shapes compile to one graph, without breaks."""
     import torch._dynamo.testing
 
-    torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     layers = torch.nn.ModuleList(
         linear(int8_tensor(base(), SETTINGS), bias=index % 2 == 0) for index in range(12)
@@ -127,10 +136,10 @@ def test_compiling_takes_every_layer_whole_and_once() -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
 def test_one_compiled_function_serves_layers_of_one_shape_without_recompiling() -> None:
     import torch._dynamo.testing
 
-    torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     layers = [linear(int8_tensor(base(), SETTINGS)) for _ in range(6)]
 

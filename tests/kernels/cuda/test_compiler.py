@@ -19,12 +19,12 @@ GEMMS = {
     for tile in TILES
     for bits in (8, 4)
 }
-EVERY_TILE = ("sm_75", "sm_89")
+EVERY_TILE = ("sm_89",)
 """Where all tiles are compiled; on the others the one with the most registers."""
 
 QUANTIZERS = {
     f"K={k}, G={group}": quantize_macros(k, "BFloat16", group, "Identity")
-    for k, group in ((5376, 256), (MAX_K, 64))
+    for k, group in ((MAX_K, 64),)
 }
 
 pytestmark = pytest.mark.skipif(
@@ -105,6 +105,9 @@ def test_machine_code_is_kept_by_source_options_and_architecture(tmp_path: Path)
     compile_kernel("rotate_quantize", macros | {"GROUP": 64}, "sm_89", tmp_path)
     assert len(list(tmp_path.glob("*.cubin"))) == 3
     assert not list(tmp_path.glob("*.part"))
+    for kept in tmp_path.glob("*.cubin"):
+        kept.write_bytes(b"")
+    assert compile_kernel("rotate_quantize", macros, "sm_89", tmp_path).code == first.code
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert compile_kernel("rotate_quantize", macros, "sm_89", blocked).code == first.code
