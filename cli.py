@@ -9,12 +9,10 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -22,9 +20,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from . import doctor
-from .bench.linear import BARE_INT8, BF16, bench_linear
-from .bench.machine import machine
-from .bench.shapes import ON_CPU, ON_GPU, parse_shapes
+from .bench.command import add_bench
 from .loaders.convert import quantize_file
 from .loaders.errors import CheckpointError
 from .loaders.inspect import group_layers, inspect_file
@@ -116,15 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     look.set_defaults(run=_inspect)
     check = commands.add_parser("doctor", help="say what this machine can run, and why not")
     check.set_defaults(run=_doctor)
-    measure = commands.add_parser("bench", help="measure what is fastest on this machine")
-    measure.add_argument("name", choices=["linear"], help="what to measure")
-    measure.add_argument(
-        "--shapes",
-        default="",
-        metavar="MxNxK,...",
-        help="rows, out_features and in_features; default: layers of MiniMax H3, Wan, Flux, Krea 2",
-    )
-    measure.set_defaults(run=_bench)
+    measure = add_bench(commands)
     for command in (demo, convert, look, check, measure):
         command.add_argument(
             "--json", action="store_true", help="print one JSON object on stdout, nothing else"
@@ -312,34 +300,6 @@ def _demo_table(data: dict[str, Any]) -> Table:
 
 def _megabytes(nbytes: int) -> str:
     return f"{nbytes / 1e6:.2f} MB"
-
-
-def _bench(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    shapes = ON_GPU if device == "cuda" else ON_CPU
-    if options.shapes:
-        try:
-            shapes = parse_shapes(options.shapes)
-        except ValueError as error:
-            raise QuantError(str(error)) from error
-    with console.status("measuring") as status:
-        rows = bench_linear(
-            shapes, device, lambda s: status.update(f"measuring {s.m} x {s.n} x {s.k}")
-        )
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("M", "N", "K", "what", "rows a call", "ms", "TOP/s", "x bf16", "of int8", "error"):
-        table.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
-    for row in rows:
-        shape = (row.m, row.n, row.k)
-        times = {r.backend: r.ms for r in rows if (r.m, r.n, r.k) == shape}
-        error = "" if row.rel_error is None else f"{row.rel_error:.4f}"
-        against = [
-            f"{times[name] / row.ms:.2f}" if name in times else "" for name in (BF16, BARE_INT8)
-        ]
-        numbers = (f"{row.ms:.1f}", f"{row.tops:.2f}", *against, error)
-        table.add_row(*map(str, shape), row.backend, str(row.rows_per_call), *numbers)
-    console.print(table)
-    return {"machine": machine(), "rows": [asdict(row) for row in rows]}
 
 
 def _doctor(options: argparse.Namespace, console: Console) -> dict[str, Any]:

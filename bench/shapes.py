@@ -39,11 +39,20 @@ def parse_shapes(text: str) -> tuple[LinearShape, ...]:
     Raises:
         ValueError: naming the part that is none.
     """
+    return tuple(LinearShape(*sides, "given") for sides in parse_sides(text))
+
+
+def parse_sides(text: str) -> list[tuple[int, int, int]]:
+    """Three sides each, written as 4096x5376x5376 and separated by commas.
+
+    Raises:
+        ValueError: naming the part that is none.
+    """
     shapes = []
     for part in text.split(","):
         found = re.fullmatch(r"\s*([1-9]\d{0,6})x([1-9]\d{0,6})x([1-9]\d{0,6})\s*", part)
         if found is None:
-            raise ValueError(f"{part!r} is no shape; write MxNxK, such as 4096x5376x5376")
-        m, n, k = map(int, found.groups())
-        shapes.append(LinearShape(m, n, k, "given"))
-    return tuple(shapes)
+            raise ValueError(f"{part!r} is no shape; write three sides, such as 4096x5376x5376")
+        first, second, third = map(int, found.groups())
+        shapes.append((first, second, third))
+    return shapes

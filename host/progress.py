@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import comfy.model_management
@@ -22,3 +23,16 @@ def interruptible(items: Sequence[Item]) -> Iterator[Item]:
         comfy.model_management.throw_exception_if_processing_interrupted()
         yield item
         bar.update(1)
+
+
+def show_text(node: str | None) -> Callable[[str], None] | None:
+    """A function that shows text in a node while and after a run, where this ComfyUI can."""
+    # Asked for where ComfyUI has loaded it; importing it here would start a server's parts.
+    server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
+    if node is None or server is None or not hasattr(server, "send_progress_text"):
+        return None
+
+    def show(text: str) -> None:
+        server.send_progress_text(text, node, server.client_id)
+
+    return show

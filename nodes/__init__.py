@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from .attention import LeanDiTAttention
 from .load_model import LeanDiTLoadModel
 from .quantize_model import LeanDiTQuantizeModel
 from .row_split_linear import LeanDiTRowSplitLinear
 from .save_model import LeanDiTSaveModel
 
 NODE_CLASS_MAPPINGS: dict[str, type] = {
+    "LeanDiTAttention": LeanDiTAttention,
     "LeanDiTLoadModel": LeanDiTLoadModel,
     "LeanDiTQuantizeModel": LeanDiTQuantizeModel,
     "LeanDiTRowSplitLinear": LeanDiTRowSplitLinear,
@@ -15,6 +17,7 @@ NODE_CLASS_MAPPINGS: dict[str, type] = {
 }
 
 NODE_DISPLAY_NAME_MAPPINGS: dict[str, str] = {
+    "LeanDiTAttention": "Attention Selector",
     "LeanDiTLoadModel": "Load Quantized Model",
     "LeanDiTQuantizeModel": "Quantize Model, INT8/INT4 ConvRot",
     "LeanDiTRowSplitLinear": "Row-Split Linear",

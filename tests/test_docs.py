@@ -19,7 +19,8 @@ WORKFLOWS = sorted((ROOT / "example_workflows").glob("*.json"))
 def inputs_of(name: str) -> dict[str, Any]:
     return {
         key: value
-        for group in NODE_CLASS_MAPPINGS[name].INPUT_TYPES().values()
+        for kind, group in NODE_CLASS_MAPPINGS[name].INPUT_TYPES().items()
+        if kind != "hidden"
         for key, value in group.items()
     }
 

@@ -51,12 +51,14 @@ def test_comfyui_loads_the_pack_from_a_folder_called(folder: str, tmp_path: Path
     seen = json.loads(run.stdout)
     assert seen == {
         "nodes": [
+            "LeanDiTAttention",
             "LeanDiTLoadModel",
             "LeanDiTQuantizeModel",
             "LeanDiTRowSplitLinear",
             "LeanDiTSaveModel",
         ],
         "names": [
+            "LeanDiTAttention",
             "LeanDiTLoadModel",
             "LeanDiTQuantizeModel",
             "LeanDiTRowSplitLinear",

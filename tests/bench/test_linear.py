@@ -38,7 +38,7 @@ def test_the_table_says_how_much_of_the_bare_product_is_reached(
 
 @pytest.mark.parametrize("text", ["64x96", "0x1x1", "axbxc", "", "64x96x256,"])
 def test_a_shape_that_is_none_is_named(text: str) -> None:
-    with pytest.raises(ValueError, match="is no shape; write MxNxK"):
+    with pytest.raises(ValueError, match="is no shape; write three sides"):
         parse_shapes(text)
 
 

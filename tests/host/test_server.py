@@ -183,6 +183,22 @@ def test_the_example_for_row_splitting_runs_with_a_tiny_flux(server: Any) -> Non
     assert {row["backend"] for row in report["summary"]["shapes"]} == {"cpu"}
 
 
+def test_the_example_for_attention_runs_with_names_as_people_write_them(server: Any) -> None:
+    example = json.loads((ROOT / "example_workflows/api/attention_flux.json").read_text("utf-8"))
+    example["1"]["inputs"]["unet_name"] = "tiny_flux.safetensors"
+    example["13"]["inputs"] |= {"dense": "Flash-Attention", "sparse": "SOL"}
+    without_large_files(example, "attention")
+    history = server.run(example)
+    assert history["status"]["status_str"] == "success"
+    (report,) = history["outputs"]["13"]["leandit"]
+    assert (report["summary"]["dense"], report["summary"]["sparse"]) == ("fa", "sol_attn")
+    assert "needs an NVIDIA card" in report["summary"]["refusals"]["fa"]
+    example["13"]["inputs"]["dense"] = "magic"
+    status, reply = server.post("/prompt", {"prompt": example})
+    assert status == 400
+    assert "unknown dense attention 'magic'; valid: auto, keep" in str(reply["node_errors"]["13"])
+
+
 def test_switched_off_gives_the_latents_of_the_graph_without_the_node(server: Any) -> None:
     off = saved_latent(server, server.run(prompt(enabled=False)))
     without = prompt()

@@ -1,0 +1,110 @@
+"""`leandit bench NAME`: arguments, table and JSON."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from ..quant.errors import SettingsError
+from . import attention
+from .attention import AttentionRow, AttentionShape, bench_attention
+from .linear import BARE_INT8, BF16, LinearRow, bench_linear
+from .machine import machine
+from .shapes import ON_CPU, ON_GPU, LinearShape, parse_shapes, parse_sides
+
+
+def add_bench(commands: Any) -> argparse.ArgumentParser:
+    """Add the command to the command line's parsers."""
+    measure = commands.add_parser("bench", help="measure what is fastest on this machine")
+    measure.add_argument("name", choices=["linear", "attention"], help="what to measure")
+    measure.add_argument(
+        "--shapes",
+        default="",
+        metavar="AxBxC,...",
+        help="linear: rows x out_features x in_features; attention: heads x tokens x width of a "
+        "head. Default: layers of MiniMax H3, Wan, Flux and Krea 2",
+    )
+    measure.set_defaults(run=run_bench)
+    return measure
+
+
+def run_bench(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Measure, print the table, and give the JSON form.
+
+    Raises:
+        SettingsError: for a shape that is none.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with console.status("measuring") as status:
+        if options.name == "linear":
+            rows: Any = bench_linear(
+                _linear_shapes(options.shapes, device),
+                device,
+                lambda s: status.update(f"measuring {s.m} x {s.n} x {s.k}"),
+            )
+        else:
+            rows = bench_attention(
+                _attention_shapes(options.shapes, device),
+                device,
+                lambda s: status.update(f"measuring {s.heads} heads, {s.tokens} tokens"),
+            )
+    console.print(_linear_table(rows) if options.name == "linear" else _attention_table(rows))
+    return {"machine": machine(), "rows": [asdict(row) for row in rows]}
+
+
+def _linear_shapes(text: str, device: str) -> tuple[LinearShape, ...]:
+    if not text:
+        return ON_GPU if device == "cuda" else ON_CPU
+    try:
+        return parse_shapes(text)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+
+
+def _attention_shapes(text: str, device: str) -> tuple[AttentionShape, ...]:
+    if not text:
+        return attention.ON_GPU if device == "cuda" else attention.ON_CPU
+    try:
+        return tuple(AttentionShape(*sides) for sides in parse_sides(text))
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
+    return table
+
+
+def _linear_table(rows: list[LinearRow]) -> Table:
+    table = _table(
+        "M", "N", "K", "what", "rows a call", "ms", "TOP/s", "x bf16", "of int8", "error"
+    )
+    for row in rows:
+        shape = (row.m, row.n, row.k)
+        times = {r.backend: r.ms for r in rows if (r.m, r.n, r.k) == shape}
+        error = "" if row.rel_error is None else f"{row.rel_error:.4f}"
+        against = [
+            f"{times[name] / row.ms:.2f}" if name in times else "" for name in (BF16, BARE_INT8)
+        ]
+        numbers = (f"{row.ms:.1f}", f"{row.tops:.2f}", *against, error)
+        table.add_row(*map(str, shape), row.backend, str(row.rows_per_call), *numbers)
+    return table
+
+
+def _attention_table(rows: list[AttentionRow]) -> Table:
+    table = _table("heads", "tokens", "width", "what", "ms", "TFLOP/s", "error", "why not")
+    for row in rows:
+        numbers = ["", "", ""]
+        if row.ms is not None and row.tflops is not None and row.rel_error is not None:
+            numbers = [f"{row.ms:.1f}", f"{row.tflops:.2f}", f"{row.rel_error:.5f}"]
+        sides = (str(row.heads), str(row.tokens), str(row.head_dim))
+        table.add_row(*sides, row.backend, *numbers, row.refusal)
+    return table
