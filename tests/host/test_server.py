@@ -255,7 +255,9 @@ def test_every_input_of_every_node_has_a_tooltip_on_the_server(server: Any) -> N
     for name, node in server.get("/object_info").items():
         if not name.startswith("LeanDiT"):
             continue
-        for inputs in node["input"].values():
+        for kind, inputs in node["input"].items():
+            if kind == "hidden":
+                continue
             for key, (_kind, options) in inputs.items():
                 assert len(options["tooltip"]) > 20, (name, key)
         assert node["category"] == "LeanDiT"
