@@ -24,10 +24,12 @@ from .bench.command import add_bench
 from .loaders.convert import quantize_file
 from .loaders.errors import CheckpointError
 from .loaders.inspect import group_layers, inspect_file
+from .loaders.plan_file import plan_file
 from .loaders.survey import LEGACY_ROTATIONS
 from .quant.errors import QuantError
 from .quant.families import preset_names
 from .quant.formats import FORMATS, ROTATION_GROUPS
+from .quant.offload_plan import CARDS
 from .quant.settings import settings_from
 
 PIPE_WIDTH = 10_000
@@ -113,7 +115,11 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("doctor", help="say what this machine can run, and why not")
     check.set_defaults(run=_doctor)
     measure = add_bench(commands)
-    for command in (demo, convert, look, check, measure):
+    forecast = commands.add_parser(
+        "plan", help="say what of a model fits on a card, in which format, and how fast"
+    )
+    _add_plan_arguments(forecast)
+    for command in (demo, convert, look, check, measure, forecast):
         command.add_argument(
             "--json", action="store_true", help="print one JSON object on stdout, nothing else"
         )
@@ -147,6 +153,46 @@ def _add_quantize_arguments(convert: argparse.ArgumentParser) -> None:
         )
     convert.add_argument("--overwrite", action="store_true", help="replace the target if it exists")
     convert.set_defaults(run=_quantize)
+
+
+def _add_plan_arguments(forecast: argparse.ArgumentParser) -> None:
+    forecast.add_argument("file", type=Path, help="a .safetensors file, or the index of shards")
+    forecast.add_argument(
+        "--card", choices=list(CARDS), default="4090", help="whose speed to assume (default: 4090)"
+    )
+    forecast.add_argument("--vram", type=float, metavar="GIB", help="its memory, if another")
+    forecast.add_argument("--ram", type=float, metavar="GIB", help="main memory for the weights")
+    forecast.add_argument(
+        "--tokens", type=int, default=4608, help="of one step; 4608: 1024 x 1024 (the default)"
+    )
+    forecast.set_defaults(run=_plan)
+
+
+def _plan(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    data = plan_file(options.file, options.card, options.vram, options.ram, options.tokens)
+    file, device = data["file"], data["machine"]
+    console.print(
+        f"{file['name']}: {file['family'] or 'unknown family'}, {file['blocks']} blocks, "
+        f"{file['bytes'] / 1e9:.2f} GB; {device['card']}, {device['vram_bytes'] / 2**30:.0f} GiB, "
+        f"{device['tokens']} tokens, rates {device['rates']}"
+    )
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("format", "weights", "resident", "streamed a step", "s a step", "cost", "why"):
+        table.add_column(name, justify="left" if name in ("format", "why") else "right")
+    for row in data["plans"]:
+        slower = row["step_seconds"] / row["compute_seconds"]
+        cost = ("none" if row["hidden"] else f"{slower:.2f}x") if row["fits"] else "does not fit"
+        table.add_row(
+            row["format"],
+            f"{row['weights_bytes'] / 1e9:.2f} GB",
+            f"{row['resident_blocks']} of {file['blocks']}",
+            f"{row['streamed_bytes_per_step'] / 1e9:.2f} GB",
+            f"{row['step_seconds']:.3g}",
+            cost,
+            row["why"],
+        )
+    console.print(table)
+    return data
 
 
 def _quantize(options: argparse.Namespace, console: Console) -> dict[str, Any]:
