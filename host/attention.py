@@ -13,7 +13,7 @@ from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP
 
 from ..kernels.attention.backends import attention_backends
-from ..kernels.attention.contract import SparseOptions
+from ..kernels.attention.contract import SparseOptions, ValueRefusal
 from ..kernels.attention.quality import measure_quality
 from ..kernels.attention.request import AttentionRequest, request_of
 from ..kernels.attention.select import KEEP, AttentionSettings, select
@@ -21,6 +21,7 @@ from ..kernels.out_of_memory import is_out_of_memory
 from ..quant.report import Report
 from .attention_call import AttentionCall, Override, read_call
 from .attention_run import AttentionRun
+from .conditioning_tokens import conditioning_tokens, named_by_the_options
 from .errors import HostError
 from .quantize import compute_dtype
 
@@ -49,24 +50,26 @@ class AttentionSelector:
         self._backends = attention_backends()
         self._show = show
 
+    @torch.compiler.disable
     def __call__(self, func: Override, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Attention by the backend that the settings, the step and the layer ask for."""
-        call = read_call(args, kwargs)
+        """Attention by the backend that the settings, the step and the layer ask for.
+
+        Outside of a sampling run it keeps out: another selector wrapped around it has taken over.
+        """
+        call = read_call(args, kwargs) if self.run.active else None
         if call is None:
-            self.run.log.count(KEEP, "operands of a form that is not known", "", None, None)
+            if self.run.active:
+                self.run.log.count(KEEP, "operands of a form that is not known", "", None, None)
             return self._keep(func, args, kwargs)
         request = request_of(call.q, call.k, call.v, call.mask, call.scale, call.exact_only)
         main = request.is_self_attention and request.tokens >= self.settings.schedule.min_tokens
         layer = self.run.layer_of(call.transformer_options, main)
+        place = self.run.place
+        refused: dict[str, str] = {}
         while True:
+            dropped = {**self.run.log.dropped, **refused}
             choice = select(
-                self.settings,
-                request,
-                self.run.moment,
-                layer,
-                self.run.layers,
-                self._backends,
-                self.run.log.dropped,
+                self.settings, request, place.moment, layer, place.layers, self._backends, dropped
             )
             if choice.refused:
                 self._refused(choice.reason)
@@ -75,11 +78,14 @@ class AttentionSelector:
             elif choice.backend == "sdpa":
                 out = get_attention_function("pytorch")(*args, **kwargs)
             else:
-                out = self._attempt(choice.backend, call, request, layer)
+                try:
+                    out = self._attempt(choice.backend, call, request, layer)
+                except ValueRefusal as error:  # of these values only
+                    refused[choice.backend] = str(error)
+                    continue
             if out is not None:
-                self.run.log.count(
-                    choice.backend, choice.reason, request.shape, self.run.moment.step, layer
-                )
+                step = place.moment.step
+                self.run.log.count(choice.backend, choice.reason, request.shape, step, layer)
                 return out
 
     def _keep(self, func: Override, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -93,37 +99,52 @@ class AttentionSelector:
     ) -> torch.Tensor | None:
         """The result in the caller's form, or None where the backend is given up for this run."""
         backend = self._backends[name]
-        tau = self.settings.tau.of(layer, self.run.layers)
+        tau = self.settings.tau.of(layer, self.run.place.layers)
         options = SparseOptions(tau, self._sinks(call, request.tokens), self.settings.keep)
         try:
             out = backend.attention(call.q, call.k, call.v, call.mask, call.scale, options)
-        except comfy.model_management.InterruptProcessingException:
+        except (comfy.model_management.InterruptProcessingException, ValueRefusal):
             raise
         except Exception as error:  # a kernel of another package
             if is_out_of_memory(error) or self.settings.strict:
                 raise
             self._drop(name, f"{type(error).__name__}: {error}")
             return None
-        shape = request.shape
-        if self.settings.check != "off" and (name, shape) not in self.run.checked:
-            self.run.checked.add((name, shape))
-            quality = measure_quality(
-                out, call.q, call.k, call.v, call.mask, call.scale, backend.kind
-            )
-            self.run.log.quality[f"{name}, {shape}"] = str(quality)
-            if quality.broken and self.settings.strict:
-                raise HostError(f"attention {name} is broken on {shape}: {quality}")
-            if quality.broken and self.settings.check == "fallback":
-                self._drop(name, f"broken on {shape}: {quality}")
-                return None
+        if self.settings.check != "off" and self._is_broken(name, call, request, out):
+            return None
         return call.output(out)
+
+    def _is_broken(
+        self, name: str, call: AttentionCall, request: AttentionRequest, out: torch.Tensor
+    ) -> bool:
+        """Check a backend's first result of each kind; drops one whose result cannot be used."""
+        what = f"{name}, {request.shape}" + ("" if request.mask == "none" else ", masked")
+        if (name, what) in self.run.checked:
+            return False
+        self.run.checked.add((name, what))
+        kind = self._backends[name].kind
+        try:
+            quality = measure_quality(out, call.q, call.k, call.v, call.mask, call.scale, kind)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self.run.log.quality[what] = "not checked: memory ran out"
+            return False
+        self.run.log.quality[what] = str(quality)
+        if not quality.broken or self.settings.check != "fallback":
+            return False
+        if self.settings.strict:
+            raise HostError(f"attention {what} is broken: {quality}")
+        self._drop(name, f"broken on {what}: {quality}")
+        return True
 
     def _sinks(self, call: AttentionCall, tokens: int) -> tuple[tuple[int, int], ...]:
         """Conditioning tokens that every query is to see exactly."""
         if self.settings.sink_tokens >= 0:
             count = min(self.settings.sink_tokens, tokens)
             return ((0, count),) if count else ()
-        return conditioning_tokens(call.transformer_options, tokens)
+        ranges = named_by_the_options(call.transformer_options) or self.run.place.sinks
+        return tuple((first, min(last, tokens)) for first, last in ranges if first < tokens)
 
     def _refused(self, reason: str) -> None:
         if self.settings.strict:
@@ -137,9 +158,14 @@ class AttentionSelector:
         self.run.log.dropped[name] = reason
         logger.warning("attention: %s is given up for this run: %s", name, reason)
 
+    def _is_reached_from(self, override: Any) -> bool:
+        """Whether the override that runs is this one, or may call it: it is not ComfyUI's plain one."""
+        plain = getattr(override, "__module__", "").startswith("comfy.model_patcher")
+        return override is self or (override is not None and not plain)
+
     def sample(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         """Wraps a whole sampling run: a fresh state before, the report after, however it ends."""
-        self.run = AttentionRun()
+        self.run = AttentionRun(active=True)
         try:
             return executor(*args, **kwargs)
         finally:
@@ -156,27 +182,10 @@ class AttentionSelector:
         options = kwargs.get("transformer_options") or options or {}
         sampling = getattr(executor.class_obj, "model_sampling", None)
         self.run.begin_model_call(options, t, sampling, self.settings.schedule)
+        context = kwargs.get("c_crossattn", args[1] if len(args) > 1 else None)
+        self.run.place.sinks = conditioning_tokens(executor.class_obj, context, kwargs)
+        self.run.log.replaced = not self._is_reached_from(options.get(OVERRIDE))
         return executor(x, t, *args, **kwargs)
-
-
-def conditioning_tokens(
-    transformer_options: dict[str, Any], tokens: int
-) -> tuple[tuple[int, int], ...]:
-    """The ranges of tokens that are text, references or audio, where the model says so.
-
-    MiniMax H3 gives its layout, with the video last; models with an `img_slice` begin with the text.
-    """
-    layout = transformer_options.get("minimax_h3_layout")
-    segments = getattr(layout, "segments", None) or (
-        layout.get("segments") if isinstance(layout, dict) else None
-    )
-    if segments:
-        start = min((first for first, _, kind in segments if kind == "video"), default=0)
-        return ((0, min(start, tokens)),) if start > 0 else ()
-    part = transformer_options.get("img_slice")
-    if isinstance(part, (list, tuple)) and part and isinstance(part[0], int) and part[0] > 0:
-        return ((0, min(part[0], tokens)),)
-    return ()
 
 
 def select_attention(

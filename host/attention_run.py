@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..kernels.attention.schedule import Moment, Schedule, step_of
 from ..quant.attention_report import AttentionLog
 
+Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclass
+class Place:
+    """Where in a run one thread is; ComfyUI runs the parts of a batch in threads on several GPUs."""
+
+    moment: Moment = field(default_factory=Moment)
+    layers: int | None = None
+    sinks: Ranges = ()
+    layer: int = -1
+    block: tuple[Any, Any] | None = None
+
 
 @dataclass
 class AttentionRun:
-    """Fresh for every run, so that nothing persists after it, however it ends."""
+    """Fresh for every run, so that nothing persists after it, however it ends.
 
+    active: whether a run is going on; outside of one the override keeps out.
+    """
+
+    active: bool = False
     log: AttentionLog = field(default_factory=AttentionLog)
-    moment: Moment = field(default_factory=Moment)
     checked: set[tuple[str, str]] = field(default_factory=set)
     said: set[str] = field(default_factory=set)
-    layers: int | None = None
-    _layer: int = -1
-    _block: tuple[Any, Any] | None = None
+    step: int = 0
+    _places: dict[int, Place] = field(default_factory=dict)
+    _sigmas: Any = None
+    _levels: list[float] = field(default_factory=list)
+
+    @property
+    def place(self) -> Place:
+        """This thread's."""
+        return self._places.setdefault(threading.get_ident(), Place())
 
     def begin_model_call(
         self, transformer_options: dict[str, Any], sigma: Any, sampling: Any, schedule: Schedule
@@ -30,18 +53,30 @@ class AttentionRun:
             sampling: ComfyUI's model_sampling of the running model, as nodes have patched it.
         """
         level = float(sigma.max()) if hasattr(sigma, "max") else float(sigma)
-        sigmas = transformer_options.get("sample_sigmas")
-        step = None if sigmas is None else step_of(level, [float(s) for s in sigmas])
+        step = self._step(level, transformer_options.get("sample_sigmas"))
         window = None
         if sampling is not None and hasattr(sampling, "percent_to_sigma"):
             window = (
                 float(sampling.percent_to_sigma(schedule.start_percent)),
                 float(sampling.percent_to_sigma(schedule.end_percent)),
             )
-        self.moment = Moment(step, level, window)
-        if self._layer >= 0:
-            self.layers = self._layer + 1
-        self._layer, self._block = -1, None
+        place = self.place
+        place.moment = Moment(step, level, window)
+        if place.layer >= 0:
+            place.layers = place.layer + 1
+        place.layer, place.block, place.sinks = -1, None, ()
+
+    def _step(self, level: float, sigmas: Any) -> int | None:
+        """The step, which never goes back: added noise would take it to the one before."""
+        if sigmas is None:
+            return None
+        if sigmas is not self._sigmas:
+            self._sigmas = sigmas
+            self._levels = [
+                float(s) for s in (sigmas.tolist() if hasattr(sigmas, "tolist") else sigmas)
+            ]
+        self.step = max(self.step, step_of(level, self._levels))
+        return self.step
 
     def layer_of(self, transformer_options: dict[str, Any], counts: bool) -> int | None:
         """The running number of the layer that a call is in, from 0.
@@ -49,20 +84,21 @@ class AttentionRun:
         Args:
             counts: whether this call is a layer's main attention, for models that name no blocks.
         """
+        place = self.place
         index = transformer_options.get("block_index")
         if index is None:
             self.log.layers_named = False
             if not counts:
                 return None
-            self._layer += 1
-            return self._layer
+            place.layer += 1
+            return place.layer
         block = (transformer_options.get("block_type"), index)
         if isinstance(transformer_options.get("block"), tuple):
             block = (transformer_options["block"], index)  # a UNet restarts its indices in each
-        if block != self._block:
-            self._block = block
-            self._layer += 1
-        return self._layer
+        if block != place.block:
+            place.block = block
+            place.layer += 1
+        return place.layer
 
     def first_time(self, text: str) -> bool:
         """Whether a line has not been said in this run."""

@@ -170,11 +170,16 @@ class LeanDiTAttention:
         }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, dense: str, sparse: str) -> bool | str:
-        """Lets API prompts use the names people and other tools write, such as FA3 or sage."""
+    def VALIDATE_INPUTS(cls, dense: Any = None, sparse: Any = None) -> bool | str:
+        """Lets API prompts use the names people and other tools write, such as FA3 or sage.
+
+        An input that comes from another node is None here; it is checked when the node runs.
+        """
         try:
-            dense_name(dense)
-            sparse_name(sparse)
+            if dense is not None:
+                dense_name(str(dense))
+            if sparse is not None:
+                sparse_name(str(sparse))
         except ValueError as error:
             return str(error)
         return True

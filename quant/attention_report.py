@@ -10,7 +10,8 @@ from typing import Any
 @dataclass
 class AttentionLog:
     """Counts of a run. calls: by backend and reason; steps, layers: those in which a backend ran;
-    quality: what the check found, by backend and shape; dropped: backends given up, and why."""
+    quality: what the check found, by backend and shape; dropped: backends given up, and why;
+    replaced: whether another node's attention runs in place of the selector."""
 
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     steps: dict[str, set[int]] = field(default_factory=dict)
@@ -19,6 +20,7 @@ class AttentionLog:
     quality: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
     layers_named: bool = True
+    replaced: bool = False
 
     def count(
         self, backend: str, reason: str, shape: str, step: int | None, layer: int | None
@@ -46,6 +48,8 @@ class AttentionLog:
 
     def text(self) -> str:
         """A few lines for people."""
+        if not self.calls and self.replaced:
+            return "attention: 0 calls seen. Another node has set its own attention after this one"
         if not self.calls:
             return (
                 "attention: 0 calls seen. This model does not ask for ComfyUI's attention in a way "

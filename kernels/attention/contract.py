@@ -73,8 +73,8 @@ def require_half_range(v: torch.Tensor, name: str) -> None:
     """
     if v.dtype == torch.float16:
         return
-    low, high = torch.aminmax(v)
-    largest = max(-low.item(), high.item())
+    low, high = torch.stack(torch.aminmax(v)).tolist()  # one wait for the GPU, not two
+    largest = max(-low, high)
     if not largest <= HALF_MAX:
         raise ValueRefusal(
             f"{name} casts values to float16; the largest here is {largest:.3g}, its limit {HALF_MAX:.0f}"

@@ -117,13 +117,13 @@ class Moment:
 
 
 def step_of(sigma: float, sample_sigmas: Sequence[float]) -> int:
-    """The step that evaluates at `sigma`, also between two of the run's levels.
+    """The step whose noise level is nearest to `sigma`, the earlier of two.
 
-    Samplers such as heun evaluate at levels that are not in the list; those belong to the step they
-    are within.
+    Samplers also evaluate at levels that are not in the list: above it, where they add noise first,
+    and between two. The list may fall, or rise as in unsampling.
     """
-    passed = sum(level >= sigma * (1 - SAME_SIGMA) for level in sample_sigmas)
-    return max(0, passed - 1)
+    levels = list(sample_sigmas[:-1]) or list(sample_sigmas)
+    return min(range(len(levels)), key=lambda step: (abs(levels[step] - sigma), step))
 
 
 def why_dense(

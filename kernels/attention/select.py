@@ -9,6 +9,8 @@ from .contract import AttentionBackend
 from .request import AttentionRequest
 from .schedule import Moment, Schedule, TauProfile, why_dense
 
+EXACT = "the model asks for exact attention"
+
 KEEP = "keep"
 """Leave the call to whatever would have run without the node."""
 
@@ -56,7 +58,9 @@ def select(
     """
     reason, refused = "", False
     if settings.sparse != "none":
-        dense_because = why_dense(settings.schedule, moment, layer, layers, request.tokens)
+        dense_because = _why_never_sparse(request) or why_dense(
+            settings.schedule, moment, layer, layers, request.tokens
+        )
         if dense_because is None:
             refusal = _why_not(settings.sparse, request, backends, dropped)
             if refusal is None:
@@ -70,11 +74,20 @@ def select(
         # Exact kernels only: what costs quality is for the user to ask for.
         usable = _why_not("fa", request, backends, dropped) is None
         return Choice("fa" if usable else KEEP, reason, refused)
+    if request.exact_only and backends[settings.dense].kind != "exact":
+        return Choice(KEEP, "; ".join(filter(None, (reason, EXACT))), refused)
     refusal = _why_not(settings.dense, request, backends, dropped)
     if refusal is None:
         return Choice(settings.dense, reason, refused)
     both = "; ".join(filter(None, (reason, f"{settings.dense}: {refusal}")))
     return Choice(KEEP, both, True)
+
+
+def _why_never_sparse(request: AttentionRequest) -> str | None:
+    """What no sparse backend is for, so that it is nobody's failure."""
+    if not request.is_self_attention:
+        return "cross-attention"
+    return EXACT if request.exact_only else None
 
 
 def _why_not(

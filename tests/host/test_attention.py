@@ -41,6 +41,7 @@ def selector(settings: AttentionSettings, previous: Any = None, **backends: Stan
 
     made = AttentionSelector(settings, previous)
     made._backends = {**made._backends, **backends}
+    made.run.active = True
     return made
 
 
@@ -223,6 +224,52 @@ def test_the_check_may_only_report() -> None:
     assert "relative error 1.0" in str(override.run.log.quality)
 
 
+def test_values_a_kernel_cannot_take_are_refused_for_that_call_only() -> None:
+    from leandit.host.errors import HostError
+    from leandit.kernels.attention.contract import ValueRefusal
+
+    backend = StandIn("fa")
+    backend.error = ValueRefusal("too large")
+    override = selector(AttentionSettings("fa"), fa=backend)
+    assert torch.allclose(call(override, *operands(), 4), call(None, *operands(), 4), atol=2e-6)
+    backend.error = None
+    call(override, *operands(), 4)
+    assert override.run.log.calls == {("keep", "fa: too large"): 1, ("fa", ""): 1}
+    backend.error = ValueRefusal("too large")
+    with pytest.raises(HostError, match="fa: too large"):
+        call(selector(AttentionSettings("fa", strict=True), fa=backend), *operands(), 4)
+
+
+def test_a_models_own_nan_is_not_blamed_on_the_kernel() -> None:
+    override = selector(AttentionSettings("fa"), fa=StandIn("fa"))
+    q, k, v = operands()
+    call(override, q * float("nan"), k, v, 4)
+    assert not override.run.log.dropped
+    assert "cannot be judged" in str(override.run.log.quality)
+
+
+def test_cross_attention_is_dense_and_no_refusal_even_where_those_stop_the_run() -> None:
+    settings = AttentionSettings(
+        "keep", "sol_attn", Schedule(0.0, min_tokens=0), strict=True, check="off"
+    )
+    override = selector(settings)
+    call(override, *operands(128, 300, 20), 4)
+    call(override, *operands(128, 300, 300), 4, low_precision_attention=False)
+    assert [reason for _, reason in override.run.log.calls] == [
+        "cross-attention",
+        "the model asks for exact attention",
+    ]
+
+
+def test_a_black_result_of_sparse_attention_is_broken() -> None:
+    backend = StandIn("sol_attn", "sparse")
+    backend.factor = 0.0
+    settings = AttentionSettings("keep", "sol_attn", Schedule(0.0, min_tokens=0))
+    override = selector(settings, sol_attn=backend)
+    assert torch.allclose(call(override, *operands(), 4), call(None, *operands(), 4), atol=2e-6)
+    assert "relative error 1.0" in override.run.log.dropped["sol_attn"]
+
+
 def test_running_out_of_memory_is_not_swallowed() -> None:
     backend = StandIn("fa")
     backend.error = torch.OutOfMemoryError("full")
@@ -267,6 +314,62 @@ def test_every_call_of_a_model_is_seen_and_its_layers_are_numbered(tiny: Any, fa
     # The model itself, and what runs after, is untouched.
     assert torch.equal(tiny.sample(model, family), plain)
     assert not chosen.run.log.calls
+
+
+SINKS = {"flux": (0, 6), "qwen_image": (0, 6), "minimax_h3": None, "krea2": None}
+
+
+@pytest.mark.parametrize("family", SINKS)
+def test_text_before_the_picture_is_a_sink(tiny: Any, family: str) -> None:
+    stand_in = StandIn("sol_attn", "sparse")
+    clone, _ = selected(tiny.build(family), sparse_settings(), sol_attn=stand_in)
+    tiny.sample(clone, family)
+    sinks = {options.sinks for _, _, _, _, options in stand_in.calls}
+    text = tiny.inputs(family, 1).positive[0][0].shape[1]
+    # Text refiners, which run before, have no picture and no sinks.
+    ((first, last),) = next(iter(sinks - {()}))
+    assert len(sinks - {()}) == 1
+    assert first == 0 and last >= text > 0
+    assert SINKS[family] is None or (first, last) == (0, text)
+
+
+def test_a_compiled_model_does_not_recompile_in_every_step(tiny: Any) -> None:
+    import torch._dynamo.testing
+    from comfy_api.torch_helpers import set_torch_compile_wrapper
+
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
+    clone, _ = selected(tiny.build("flux"), AttentionSettings("keep"))
+    set_torch_compile_wrapper(clone, backend=counter, options=None, mode=None)
+    tiny.sample(clone, "flux", steps=4)
+    early = counter.frame_count
+    tiny.sample(clone, "flux", steps=16)
+    assert counter.frame_count < early + 6
+    torch._dynamo.reset()
+
+
+def test_another_nodes_attention_after_ours_is_said(tiny: Any) -> None:
+    from comfy.ldm.modules.attention import get_attention_function
+
+    clone, chosen = selected(tiny.build("flux"), AttentionSettings("keep"))
+    clone.set_model_optimized_attention(get_attention_function("pytorch"))
+    tiny.sample(clone, "flux")
+    assert "Another node has set its own attention" in chosen.last_report
+
+
+def test_an_inner_selector_keeps_out(tiny: Any) -> None:
+    from leandit.host.attention import OVERRIDE, select_attention
+
+    inner = select_attention(tiny.build("flux"), AttentionSettings("sdpa"))
+    ours = inner.model_options["transformer_options"][OVERRIDE]
+
+    def foreign(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return ours(func, *args, **kwargs)
+
+    inner.model_options["transformer_options"][OVERRIDE] = foreign
+    outer = select_attention(inner, AttentionSettings("keep"))
+    tiny.sample(outer, "flux")
+    assert not ours.run.log.calls and not ours.last_report
 
 
 def test_all_set_to_sdpa_changes_no_bit(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,6 +418,18 @@ def test_the_first_steps_are_dense_whatever_the_sampler(
     assert counts["first 2 steps"] == per_call * sum(step < 2 for step in evaluations)
     assert counts[""] == per_call * sum(step >= 2 for step in evaluations)
     assert chosen.last_log["steps"]["sol_attn"] == sorted({s for s in evaluations if s >= 2})
+
+
+def test_noise_added_by_the_sampler_does_not_set_the_step_back(tiny: Any) -> None:
+    from leandit.host.attention_run import AttentionRun
+
+    run = AttentionRun(active=True)
+    steps = []
+    options = {"sample_sigmas": torch.tensor([1.0, 0.9, 0.7, 0.4, 0.0])}
+    for sigma in (1.0, 0.9, 0.97, 0.72, 0.85, 0.45):
+        run.begin_model_call(options, torch.tensor([sigma]), None, Schedule())
+        steps.append(run.place.moment.step)
+    assert steps == [0, 1, 1, 2, 2, 3]
 
 
 def test_a_sampler_between_the_levels_is_dense_within_the_first_steps(tiny: Any) -> None:
