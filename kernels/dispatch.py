@@ -33,8 +33,8 @@ Arguments = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int | None]
 
 @dataclass(frozen=True)
 class LinearSettings:
-    """How INT8 linears run. backend: "auto", or the name of the one to prefer; verbose: log every
-    shape class at level INFO, else DEBUG."""
+    """How INT8 linears run. backend: "auto", or the name of the one to prefer; verbose: log for every
+    shape class also what cannot run it and why."""
 
     split: RowSplit = field(default_factory=RowSplit)
     backend: str = AUTO
@@ -224,8 +224,10 @@ class Dispatcher:
             chosen, reason = self._measured(self._tuner, shape, candidates, flat, arguments)
         decision = Decision(chosen, reason, refusals)
         self.decisions[shape] = decision
-        level = logging.INFO if self.settings.verbose else logging.DEBUG
-        logger.log(level, "int8 linear %s: %s (%s)", shape.key, chosen.name, reason)
+        logger.info("int8 linear %s: %s (%s)", shape.key, chosen.name, reason)
+        if self.settings.verbose:
+            for name, why in refusals.items():
+                logger.info("int8 linear %s: not %s: %s", shape.key, name, why)
         return decision
 
     def _measured(

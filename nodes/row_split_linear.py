@@ -121,8 +121,8 @@ class LeanDiTRowSplitLinear:
                     "BOOLEAN",
                     {
                         "default": False,
-                        "tooltip": "On: ComfyUI's log says for every layer shape what was chosen "
-                        "and why. Off: only what failed.",
+                        "tooltip": "ComfyUI's log says for every layer shape what runs it. On: also "
+                        "what cannot, and why. Off: that only.",
                     },
                 ),
             },

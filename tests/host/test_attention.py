@@ -383,6 +383,40 @@ def test_all_set_to_sdpa_changes_no_bit(tiny: Any, monkeypatch: pytest.MonkeyPat
     assert torch.equal(tiny.sample(ours, "flux"), tiny.sample(core, "flux"))
 
 
+def test_a_unets_layers_are_numbered_through(comfyui: Any) -> None:
+    import comfy.model_patcher
+    import comfy.sample
+    import comfy.supported_models
+
+    config = {
+        "image_model": None, "image_size": 32, "in_channels": 4, "out_channels": 4,
+        "model_channels": 32, "num_res_blocks": [1, 1], "channel_mult": [1, 2],
+        "transformer_depth": [1, 1], "transformer_depth_output": [1, 1, 1, 1],
+        "transformer_depth_middle": 1, "context_dim": 64, "num_heads": 4,
+        "use_spatial_transformer": True, "use_linear_in_transformer": False,
+        "adm_in_channels": None, "legacy": False,
+    }  # fmt: skip
+    del config["image_model"]
+    model_config = comfy.supported_models.SD15(config)
+    model_config.set_inference_dtype(torch.float32, None)
+    cpu = torch.device("cpu")
+    model = model_config.get_model({}, "", device=cpu)
+    stand_in = StandIn("sol_attn", "sparse")
+    clone, chosen = selected(
+        comfy.model_patcher.ModelPatcher(model, cpu, cpu), sparse_settings(), sol_attn=stand_in
+    )
+    noise = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(0))
+    words = [[torch.randn(1, 7, 64), {}]]
+    comfy.sample.sample(
+        clone, noise, 2, 1.0, "euler", "simple", words, words, noise * 0, disable_pbar=True, seed=1
+    )
+    log = chosen.last_log
+    layers = log["layers"]["sol_attn"]
+    assert len(layers) == 7 and layers == list(range(7))
+    by_reason = {entry["reason"]: entry["count"] for entry in log["calls"]}
+    assert by_reason == {"": 7 * 2, "cross-attention": 7 * 2}
+
+
 def run_sampler(
     tiny: Any, model: Any, sampler: str, steps: int, first: int | None = None, last: int | None = None,
     denoise: float = 1.0,

@@ -233,12 +233,22 @@ def test_a_named_backend_goes_first_and_an_unknown_one_is_an_error() -> None:
 
 
 def test_one_line_per_shape_class_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    dispatcher = Dispatcher(LinearSettings(verbose=True), [Scripted("a")])
+    dispatcher = Dispatcher(LinearSettings(), [Scripted("a")])
     with caplog.at_level(logging.INFO):
         for m in (5, 8, 7, 9):
             dispatcher.linear(*operands(m))
     assert [record.getMessage() for record in caplog.records] == [
         f"int8 linear bfloat16 M<={m} N=96 K=256 G=64: a x {m} (preferred)" for m in (8, 16)
+    ]
+
+
+def test_verbose_adds_what_cannot_run(caplog: pytest.LogCaptureFixture) -> None:
+    both = [Scripted("a", "no card"), Scripted("b")]
+    with caplog.at_level(logging.INFO):
+        Dispatcher(LinearSettings(verbose=True), both).linear(*operands(8))
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "b x 8 (preferred)",
+        "not a: no card",
     ]
 
 
