@@ -152,6 +152,23 @@ def test_when_nothing_can_run_every_reason_is_given() -> None:
         dispatcher.linear(*operands(4))
 
 
+def test_asking_what_would_run_gives_the_reasons_where_nothing_would() -> None:
+    request = LinearRequest("cpu", torch.bfloat16, 4, N, K, 64)
+    with pytest.raises(NoBackendError, match="a: no card"):
+        Dispatcher(LinearSettings(), [Scripted("a", "no card")]).decide(request)
+    decision = Dispatcher(LinearSettings(), [Scripted("a", "no card"), Scripted("b")]).decide(
+        request
+    )
+    assert (decision.candidate.name, decision.refusals) == ("b x 4", {"a": "no card"})
+
+
+def test_a_layer_without_outputs_gives_none() -> None:
+    x, q, scale, _, group = operands(4)
+    backend = Scripted("a")
+    out = Dispatcher(LinearSettings(), [backend]).linear(x, q[:0], scale[:0], None, group)
+    assert out.shape == (4, 0) and backend.rows == []
+
+
 def test_arguments_that_fail_everywhere_give_up_no_backend() -> None:
     both = [Scripted("a", error=KeyError("first")), Scripted("b", error=ValueError("second"))]
     dispatcher = Dispatcher(LinearSettings(), both)

@@ -137,6 +137,15 @@ def test_unequal_blocks_keep_the_largest() -> None:
     assert plan.resident == 0 and plan.streamed_bytes == 7 * GIB
 
 
+def test_the_verdict_counts_the_streamed_blocks() -> None:
+    assert plan_offload(work("int8", "512"), CARDS["4090"]).why == "15 of 60 blocks are streamed"
+    assert plan_offload(work("int4", "512"), CARDS["4090"]).why == "everything stays on the card"
+    ring = plan_offload(
+        dataclasses.replace(work("int8", "1024"), blocks=(9 * GIB, GIB)), CARDS["4060"]
+    )
+    assert ring.why == "not even two buffers of the largest block (9.00 GiB) fit"
+
+
 def test_main_memory_that_is_too_small_is_said() -> None:
     plan = plan_offload(work("bf16", "1024"), CARDS["4090"], ram=32 * GIB)
     assert not plan.fits

@@ -74,6 +74,8 @@ LONG = 20_000
         (Schedule(), Moment(0, 0.95, (0.9, 0.0)), 5, LONG, "before 20%"),
         (Schedule(), Moment(1, 0.9, (0.9, 0.0)), 5, LONG, None),
         (Schedule(end_percent=0.8), Moment(3, 0.1, (0.9, 0.2)), 5, LONG, "after 80%"),
+        (Schedule(end_percent=0.8), Moment(3, 0.2 - 1e-6, (0.9, 0.2)), 5, LONG, None),
+        (Schedule(), Moment(3, 0.9 + 1e-6, (0.9, 0.2)), 5, LONG, None),
         (Schedule(dense_layers=parse_layers("0,-1")), Moment(3), 9, LONG, "layers 0,-1"),
         (Schedule(dense_layers=parse_layers("0,-1")), Moment(3), 5, LONG, None),
         (Schedule(dense_layers=parse_layers("0,-1")), Moment(3), None, LONG, None),
