@@ -12,17 +12,19 @@ from rich.console import Console
 from rich.table import Table
 
 from ..quant.errors import SettingsError
+from ..quant.offload_plan import CARDS
 from . import attention
 from .attention import AttentionRow, AttentionShape, bench_attention
 from .linear import BARE_INT8, BF16, LinearRow, bench_linear
 from .machine import machine
+from .offload import OffloadRow, bench_offload
 from .shapes import ON_CPU, ON_GPU, LinearShape, parse_shapes, parse_sides
 
 
 def add_bench(commands: Any) -> argparse.ArgumentParser:
     """Add the command to the command line's parsers."""
     measure = commands.add_parser("bench", help="measure what is fastest on this machine")
-    measure.add_argument("name", choices=["linear", "attention"], help="what to measure")
+    measure.add_argument("name", choices=["linear", "attention", "offload"], help="what to measure")
     measure.add_argument(
         "--shapes",
         default="",
@@ -48,14 +50,37 @@ def run_bench(options: argparse.Namespace, console: Console) -> dict[str, Any]:
                 device,
                 lambda s: status.update(f"measuring {s.m} x {s.n} x {s.k}"),
             )
+        elif options.name == "offload":
+            rows = bench_offload(CARDS, lambda card: status.update(f"simulating {card}"))
         else:
             rows = bench_attention(
                 _attention_shapes(options.shapes, device),
                 device,
                 lambda s: status.update(f"measuring {s.heads} heads, {s.tokens} tokens"),
             )
-    console.print(_linear_table(rows) if options.name == "linear" else _attention_table(rows))
+    tables = {"linear": _linear_table, "attention": _attention_table, "offload": _offload_table}
+    console.print(tables[options.name](rows))
     return {"machine": machine(), "rows": [asdict(row) for row in rows]}
+
+
+def _offload_table(rows: list[OffloadRow]) -> Table:
+    table = _table(
+        "card", "what", "resident", "streamed GB", "compute s", "plan s", "simulated s",
+        "contiguous s", "copies",
+    )  # fmt: skip
+    for row in rows:
+        copies = "hidden" if row.hidden else f"{row.seconds / row.compute_seconds:.2f}x"
+        times = (row.compute_seconds, row.seconds, row.simulated, row.contiguous)
+        shown = [f"{time:.2f}" for time in times] if row.fits else ["", "", "", ""]
+        table.add_row(
+            row.card,
+            f"{row.format}, {row.work}",
+            f"{row.resident} of {row.blocks}",
+            f"{row.streamed_gb:.1f}",
+            *shown,
+            copies if row.fits else "does not fit",
+        )
+    return table
 
 
 def _linear_shapes(text: str, device: str) -> tuple[LinearShape, ...]:

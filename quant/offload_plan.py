@@ -2,7 +2,7 @@
 
 With N equal blocks, S of them streamed and evenly spaced, c seconds of computing and m seconds of
 copying a block, and a ring of two or more buffers, one forward takes T = max(N * c, S * m): whichever
-of the two engines has more to do. It is hidden where S * m <= N * c. `simulate` in the tests checks
+of the two engines has more to do. It is hidden where S * m <= N * c. `kernels.streaming.simulate` checks
 that, and SGLang's published measurements fit the formula for contiguous blocks (R * c + S * max(c, m))
 to 0.2 %.
 """

@@ -7,6 +7,7 @@ import itertools
 import random
 
 import pytest
+from leandit.kernels.streaming.simulate import simulate_forward
 from leandit.quant.errors import SettingsError
 from leandit.quant.offload_plan import CARDS, GIB, Card, Work, plan_offload, spread
 
@@ -66,38 +67,6 @@ def test_eight_gigabytes_do_not_hold_a_videos_activations() -> None:
     assert not plan.fits and "do not fit" in plan.why
 
 
-def simulate(streamed: list[bool], compute: float, copy: float, ring: int) -> float:
-    """Seconds of one forward in the long run: a compute engine, a copy engine, `ring` buffers."""
-    order = [i for i, is_streamed in enumerate(streamed) if is_streamed]
-    forwards = 12
-    copied: dict[tuple[int, int], float] = {}
-    freed: list[float] = []
-    copier = clock = 0.0
-    pending = [(forward, i) for forward in range(forwards) for i in order]
-    ends = []
-    issued = 0
-
-    def issue(until: int) -> None:
-        nonlocal copier, issued
-        while issued < min(until, len(pending)):
-            slot_free = freed[issued - ring] if issued >= ring else 0.0
-            copier = max(copier, slot_free) + copy
-            copied[pending[issued]] = copier
-            issued += 1
-
-    for forward in range(forwards):
-        for i, is_streamed in enumerate(streamed):
-            if is_streamed:
-                issue(len(freed) + ring)
-                clock = max(clock, copied[forward, i])
-            clock += compute
-            if is_streamed:
-                freed.append(clock)
-                issue(len(freed) + ring)
-        ends.append(clock)
-    return (ends[-1] - ends[3]) / (forwards - 4)
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_the_formula_holds_in_a_simulation_of_both_engines(seed: int) -> None:
     rng = random.Random(seed)
@@ -105,14 +74,14 @@ def test_the_formula_holds_in_a_simulation_of_both_engines(seed: int) -> None:
         count, compute, copy = rng.randint(8, 80), rng.uniform(0.2, 3), rng.uniform(0.2, 3)
         streamed = rng.randint(1, count)
         expected = max(count * compute, streamed * copy)
-        found = simulate(spread(count, streamed), compute, copy, 3)
+        found = simulate_forward(spread(count, streamed), compute, copy, 3)
         assert expected * 0.999 <= found <= expected * 1.03
 
 
 def test_contiguous_residents_are_slower_than_evenly_spaced_ones() -> None:
     count, streamed = 60, 30
-    even = simulate(spread(count, streamed), 1.0, 1.8, 2)
-    contiguous = simulate([i >= count - streamed for i in range(count)], 1.0, 1.8, 2)
+    even = simulate_forward(spread(count, streamed), 1.0, 1.8, 2)
+    contiguous = simulate_forward([i >= count - streamed for i in range(count)], 1.0, 1.8, 2)
     assert contiguous > 1.2 * even
 
 
