@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ import torch
 from ..kernels.attention.backends import attention_backends
 from ..kernels.attention.contract import SparseOptions
 from ..kernels.attention.request import request_of
+from .timing import timed
 
 ROUNDS = 3
 ERROR_ROWS = 64
@@ -86,17 +86,17 @@ def _bench_shape(shape: AttentionShape, device: torch.device) -> list[AttentionR
     exact = _exact(q, k, v)
     for round_number in range(ROUNDS + 1):
         for name in list(able):
-            _wait(device)
-            started = time.perf_counter()
+            attention = backends[name].attention
             try:
-                out = backends[name].attention(q, k, v, None, None, SparseOptions())
+                out, milliseconds = timed(
+                    lambda run=attention: run(q, k, v, None, None, SparseOptions()), device
+                )
             except Exception as error:  # a kernel of another package
                 refusals[name] = f"failed: {type(error).__name__}: {error}"
                 able.remove(name)
                 continue
-            _wait(device)
             if round_number:
-                best[name] = min(best[name], (time.perf_counter() - started) * 1e3)
+                best[name] = min(best[name], milliseconds)
             else:
                 errors[name] = _error(out, exact)
     work = 4 * shape.heads * shape.tokens**2 * shape.head_dim
@@ -118,8 +118,3 @@ def _exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 def _error(out: torch.Tensor, exact: torch.Tensor) -> float:
     return ((out[0, 0, -ERROR_ROWS:].double() - exact).norm() / exact.norm()).item()
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from ..kernels.int8 import dequantize_int8
 from ..kernels.linear_dispatch import dispatcher_for
 from ..kernels.row_split import RowSplit
 from .shapes import LinearShape
+from .timing import timed
 
 ROUNDS = 5
 ERROR_ROWS, ERROR_COLUMNS = 64, 1024
@@ -118,18 +118,10 @@ def _take_turns(contenders: Sequence[Contender], device: torch.device) -> list[f
     best = [float("inf")] * len(contenders)
     for round_number in range(ROUNDS + 1):
         for index, contender in enumerate(contenders):
-            _wait(device)
-            started = time.perf_counter()
-            contender.work()
-            _wait(device)
+            _, milliseconds = timed(contender.work, device)
             if round_number:
-                best[index] = min(best[index], (time.perf_counter() - started) * 1e3)
+                best[index] = min(best[index], milliseconds)
     return best
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _exact(

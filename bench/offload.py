@@ -7,7 +7,6 @@ one; everything else is simulated, here and there.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ import torch
 
 from ..kernels.streaming.simulate import simulate_forward
 from ..quant.offload_plan import CARDS, GIB, Card, Work, plan_offload, spread
+from .timing import best_milliseconds
 
 BLOCKS, PARAMETERS, OUTSIDE, WIDTH = 60, 480_000_000, 1_200_000_000, 6144
 FORMATS = {"bf16": (2.0, False), "int8": (1.0, True), "int4": (4.25 / 8, True)}
@@ -103,11 +103,7 @@ def _measured_bandwidth() -> float | None:
         return None
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
     target = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
-    best = float("inf")
-    for _ in range(4):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        target.copy_(source, non_blocking=True)
-        torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - started)
-    return COPY_BYTES / best
+    milliseconds = best_milliseconds(
+        lambda: target.copy_(source, non_blocking=True), target.device, 4
+    )
+    return COPY_BYTES / milliseconds * 1e3

@@ -14,7 +14,6 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,6 +21,7 @@ import torch
 from leandit.bench.linear import bench_linear
 from leandit.bench.machine import machine
 from leandit.bench.shapes import ON_GPU
+from leandit.bench.timing import best_milliseconds
 from leandit.kernels.cuda.compiler import cuda_core_missing
 from leandit.kernels.cuda.launch import CudaKernels
 
@@ -33,14 +33,8 @@ def copy_gb_per_s() -> float:
     """Bytes read and written in a second when a gigabyte is copied."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    best = float("inf")
-    for _ in range(6):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        target.copy_(source)
-        torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - started)
-    return 2 * COPY_BYTES / best / 1e9
+    milliseconds = best_milliseconds(lambda: target.copy_(source), target.device, 6)
+    return 2 * COPY_BYTES / milliseconds / 1e6
 
 
 def quantizer_gb_per_s() -> dict[str, float]:
@@ -49,14 +43,8 @@ def quantizer_gb_per_s() -> dict[str, float]:
     found = {}
     for m, k in ((32_700, 5376), (32_700, 13_824), (4096, 3072)):
         x = torch.randn(m, k, device="cuda").bfloat16()
-        best = float("inf")
-        for _ in range(6):
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            kernels.rotate_quantize(x, 256)
-            torch.cuda.synchronize()
-            best = min(best, time.perf_counter() - started)
-        found[f"{m} x {k}"] = 3 * m * k / best / 1e9
+        milliseconds = best_milliseconds(lambda x=x: kernels.rotate_quantize(x, 256), x.device, 6)
+        found[f"{m} x {k}"] = 3 * m * k / milliseconds / 1e6
     return found
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from ..kernels.attention.schedule import Moment, Schedule, step_of
 from ..quant.attention_report import AttentionLog
-
-Ranges = tuple[tuple[int, int], ...]
+from .conditioning_tokens import Ranges
 
 
 @dataclass

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from .out_of_memory import is_out_of_memory
+from .whole_file import keep_whole
 
 NOISE = 0.03
 """A candidate must beat the first one, which is the library's own default, by this fraction."""
@@ -127,11 +126,4 @@ def _write(path: Path | None, machine: str, known: dict[str, dict[str, float]]) 
     if path is None:
         return
     content = {"version": FORMAT_VERSION, "machine": machine, "timings": known}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-        os.replace(temporary, path)
-    except OSError:
-        return
+    keep_whole(path, json.dumps(content, indent=1).encode())

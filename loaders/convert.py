@@ -16,7 +16,6 @@ from ..quant.measured import quantize_and_measure
 from ..quant.plan import Plan, Quantize, make_plan, quantized_before_note
 from ..quant.report import finite
 from ..quant.settings import QuantSettings
-from ..quant.weight import W4A8_SCALE_GROUP
 from .architecture import image_model_of
 from .contents import Contents, LayerItem, PlainItem, contents, to_float
 from .describe import WEIGHT, describe_layers, is_decoded
@@ -27,7 +26,13 @@ from .layers import FP8
 from .reader import Checkpoint, open_checkpoint
 from .stream import TensorSpec, spec_of, write_stream
 from .survey import Survey, survey
-from .writer import marker, native_config, native_layer, quantization_metadata
+from .writer import (
+    marker,
+    native_config,
+    native_layer,
+    quantization_metadata,
+    weight_specs,
+)
 
 Progress = Callable[[int], None]
 
@@ -279,19 +284,8 @@ def _config(decision: Quantize) -> Config:
 
 def _native_specs(prefix: str, decision: Quantize) -> Iterator[TensorSpec]:
     """The tensors `native_layer` will give, known before the weight is read."""
-    name = f"{prefix}{decision.layer.name}"
-    n, k = decision.layer.n, decision.layer.k
-    native = decision.format.native_format
-    if native == "int8_tensorwise":
-        yield TensorSpec(f"{name}.weight", "I8", (n, k))
-        yield TensorSpec(f"{name}.weight_scale", "F32", (n, 1))
-    elif native == "convrot_w4a4":
-        yield TensorSpec(f"{name}.weight", "I8", (n, k // 2))
-        yield TensorSpec(f"{name}.weight_scale", "F32", (n,))
-    else:
-        yield TensorSpec(f"{name}.weight", "I8", (n, k // 2))
-        yield TensorSpec(f"{name}.weight_s_rel", "F8_E4M3", (n, k // W4A8_SCALE_GROUP))
-        yield TensorSpec(f"{name}.weight_s_channel", "F32", (n,))
-        yield TensorSpec(f"{name}.weight_codebook", "F32", (16,))
+    layer = decision.layer
+    name = f"{prefix}{layer.name}"
+    yield from weight_specs(name, decision.format, layer.n, layer.k)
     config = marker(_config(decision))
     yield TensorSpec(f"{name}.comfy_quant", "U8", tuple(config.shape))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ..quant import towers
 from ..quant.families import family_of
-from ..quant.formats import Format
 from ..quant.plan import Layer, Quantize, make_plan
 from ..quant.settings import QuantSettings
 from .architecture import image_model_of
@@ -18,8 +17,7 @@ from .describe import WEIGHT, describe_layers
 from .errors import CheckpointError
 from .reader import Checkpoint, open_checkpoint
 from .survey import survey
-
-SCALE_GROUP = 16
+from .writer import weight_specs
 
 
 @dataclass(frozen=True)
@@ -54,13 +52,11 @@ class ModelFile:
             name = item.name.removesuffix(WEIGHT)
             sizes[item.name] = item.nbytes
             if item.name.endswith(WEIGHT) and name in selected:
-                sizes[item.name] = quantized_bytes(selected[name].format, *item.shape[:2])
+                sizes[item.name] = _quantized_bytes(selected[name])
         for item in self.contents.layers:
             sizes[f"{item.name}{WEIGHT}"] = item.nbytes
             if item.name in selected:
-                sizes[f"{item.name}{WEIGHT}"] = quantized_bytes(
-                    selected[item.name].format, *item.shape[:2]
-                )
+                sizes[f"{item.name}{WEIGHT}"] = _quantized_bytes(selected[item.name])
         return self._group(sizes)
 
     def _group(self, sizes: dict[str, int]) -> ModelBlocks:
@@ -102,13 +98,9 @@ def read_model_file(path: Path) -> ModelFile:
     return ModelFile(found.checkpoint, items, layers, image_model_of(names))
 
 
-def quantized_bytes(format: Format, n: int, k: int) -> int:
-    """Stored bytes of a quantized (N, K) weight with its scales."""
-    if format.native_format == "int8_tensorwise":
-        return n * k + 4 * n
-    if format.native_format == "convrot_w4a4":
-        return n * k // 2 + 4 * n
-    return n * k // 2 + n * k // SCALE_GROUP + 4 * n + 4 * SCALE_GROUP
+def _quantized_bytes(decision: Quantize) -> int:
+    layer = decision.layer
+    return sum(spec.nbytes for spec in weight_specs("", decision.format, layer.n, layer.k))
 
 
 def _block_of(name: str, towers_found: Set[str]) -> str | None:

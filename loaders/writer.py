@@ -10,7 +10,7 @@ import torch
 
 from ..quant.formats import Format
 from ..quant.weight import W4A8_SCALE_GROUP, QuantizedWeight
-from .stream import spec_of, write_stream
+from .stream import TensorSpec, spec_of, write_stream
 
 
 def native_config(
@@ -46,6 +46,22 @@ def quantization_metadata(configs: Mapping[str, Mapping[str, object]]) -> dict[s
     """The header entry that lists the layers' configs."""
     text = json.dumps({"format_version": "1.0", "layers": dict(sorted(configs.items()))})
     return {"_quantization_metadata": text}
+
+
+def weight_specs(name: str, format: Format, n: int, k: int) -> Iterator[TensorSpec]:
+    """The tensors of a layer quantized to `format`, without its label, before there is a weight."""
+    native = format.native_format
+    if native == "int8_tensorwise":
+        yield TensorSpec(f"{name}.weight", "I8", (n, k))
+        yield TensorSpec(f"{name}.weight_scale", "F32", (n, 1))
+    elif native == "convrot_w4a4":
+        yield TensorSpec(f"{name}.weight", "I8", (n, k // 2))
+        yield TensorSpec(f"{name}.weight_scale", "F32", (n,))
+    else:
+        yield TensorSpec(f"{name}.weight", "I8", (n, k // 2))
+        yield TensorSpec(f"{name}.weight_s_rel", "F8_E4M3", (n, k // W4A8_SCALE_GROUP))
+        yield TensorSpec(f"{name}.weight_s_channel", "F32", (n,))
+        yield TensorSpec(f"{name}.weight_codebook", "F32", (16,))
 
 
 def native_layer(name: str, weight: QuantizedWeight) -> dict[str, torch.Tensor]:

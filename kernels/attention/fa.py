@@ -54,9 +54,7 @@ class FlashAttention:
         options: SparseOptions,
     ) -> torch.Tensor:
         """See the contract; the package takes (B, N, H, D)."""
-        function = function_for(torch.cuda.get_device_capability(q.device)).function
-        if function is None:
-            raise RuntimeError("flash attention is not installed")
+        function = function_for(torch.cuda.get_device_capability(q.device)).require()
         operands = (tensor.transpose(1, 2) for tensor in (q, k, v))
         out = function(*operands, softmax_scale=scale)
         # Older builds of version 3 give the log-sum-exp with it.

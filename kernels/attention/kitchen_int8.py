@@ -44,7 +44,5 @@ class KitchenInt8:
         options: SparseOptions,
     ) -> torch.Tensor:
         """See the contract."""
-        function = find(MODULE, FUNCTION, INSTALL).function
-        if function is None:
-            raise RuntimeError("comfy-kitchen has no int8_attention")
+        function = find(MODULE, FUNCTION, INSTALL).require()
         return function(q, k, v, scale=scale, attn_mask=mask)

@@ -48,9 +48,7 @@ class Sage3:
         options: SparseOptions,
     ) -> torch.Tensor:
         """See the contract."""
-        function = find(MODULE, FUNCTION, INSTALL).function
-        if function is None:
-            raise RuntimeError("sageattn3 is not installed")
+        function = find(MODULE, FUNCTION, INSTALL).require()
         k, v = expand_kv(q, k, v)
         require_half_range(v, "SageAttention 3")
         return function(q, k.clone(), v, is_causal=False)  # it subtracts the mean of k in place

@@ -6,7 +6,6 @@ kernel is chosen here. Source: SageAttention's core.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -81,14 +80,9 @@ class SageAttention:
         name, settings = self._kernel(torch.cuda.get_device_capability(q.device))
         if name in CASTS_TO_HALF:
             require_half_range(v, "SageAttention")
-        function: Callable[..., Any] | None
         if name == "version 1":
-            function = find(MODULE, "sageattn", INSTALL).function
-            k = k.clone()  # it subtracts the mean in place
-        else:
-            function = find(MODULE, name, INSTALL).function
-        if function is None:
-            raise RuntimeError(f"sageattention has no {name}")
+            name, k = "sageattn", k.clone()  # it subtracts the mean in place
+        function = find(MODULE, name, INSTALL).require()
         return function(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=scale, **settings)
 
     def _kernel(self, capability: tuple[int, int]) -> tuple[str, dict[str, Any]]:

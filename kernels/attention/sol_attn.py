@@ -83,9 +83,7 @@ class SolAttention:
     def _standalone(
         self, operands: list[torch.Tensor], scale: float | None, options: SparseOptions
     ) -> torch.Tensor:
-        function = find(*STANDALONE).function
-        if function is None:
-            raise RuntimeError("sol_attn is not installed")
+        function = find(*STANDALONE).require()
         wanted: dict[str, Any] = {"tau": options.tau, "scale": scale, "int8_qk": True}
         if options.sinks:
             start = min(first for first, _ in options.sinks)

@@ -49,9 +49,7 @@ class Sparge:
         options: SparseOptions,
     ) -> torch.Tensor:
         """See the contract."""
-        function = find(MODULE, FUNCTION, INSTALL).function
-        if function is None:
-            raise RuntimeError("spas_sage_attn is not installed")
+        function = find(MODULE, FUNCTION, INSTALL).require()
         k, v = expand_kv(q, k, v)
         require_half_range(v, "SpargeAttn")
         out = function(

@@ -16,6 +16,16 @@ class Symbol:
     function: Callable[..., Any] | None
     reason: str = ""
 
+    def require(self) -> Callable[..., Any]:
+        """The function.
+
+        Raises:
+            RuntimeError: with the reason, if there is none.
+        """
+        if self.function is None:
+            raise RuntimeError(self.reason)
+        return self.function
+
 
 @cache
 def find(module: str, name: str, install: str) -> Symbol:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import io
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..whole_file import keep_whole
 from .source import FOLDER, build_key, source_of
 
 INSTALL_LINE = 'pip install "cuda-core[cu13]" (or [cu12], as your torch is)'
@@ -91,17 +90,5 @@ def compile_kernel(
     except Exception as error:  # cuda-core raises types of its own for each library it calls
         raise CompileError(f"{kernel} for {arch}: {error}") from error
     if kept is not None:
-        _keep(kept, bytes(code))
+        keep_whole(kept, bytes(code))
     return Compiled(bytes(code), log.getvalue())
-
-
-def _keep(path: Path, code: bytes) -> None:
-    """Write whole or not at all; a folder that cannot be written only costs the next start time."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        with os.fdopen(handle, "wb") as file:
-            file.write(code)
-        os.replace(temporary, path)
-    except OSError:
-        return

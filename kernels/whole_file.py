@@ -1,0 +1,22 @@
+"""Keeping something in a cache folder: whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def keep_whole(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name and then give it its own.
+
+    A folder that cannot be written only costs the next session the time to make the content again.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except OSError:
+        return
