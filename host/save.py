@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import comfy.lora
 import torch
 from comfy.model_patcher import ModelPatcher
 from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
@@ -16,12 +15,12 @@ from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
 from ..loaders.errors import CheckpointError
 from ..loaders.stream import TensorSpec, spec_of, write_stream
 from ..loaders.writer import config_of, native_layer, quantization_metadata
-from ..quant.measured import quantize_and_measure
-from ..quant.native import dequantize, from_quantized_tensor
+from ..quant.native import from_quantized_tensor
 from ..quant.patterns import MODEL_PREFIX
 from ..quant.report import Report, finite, size_text
 from ..quant.stored.layout import LAYOUT_NAME, stored_weight
-from ..quant.weight import W4A8_SCALE_GROUP, QuantizedWeight
+from ..quant.weight import QuantizedWeight
+from .bake import is_what_we_quantize_to, merge_float, merge_quantized
 from .errors import HostError
 from .pristine import PristineWeights, unload
 from .progress import interruptible
@@ -89,7 +88,7 @@ def _quantized_layers(
             passed_on.append(name)
         elif weight is None or "_correction" in weight.tensors:
             foreign[name] = _held_as(held) + (" with a LoRA" if patched else "")
-        elif patched and not _is_what_we_quantize_to(weight):
+        elif patched and not is_what_we_quantize_to(weight):
             foreign[name] = (
                 f"{weight.format.native_format} of a kind this package only reads, with a LoRA"
             )
@@ -102,15 +101,6 @@ def _quantized_layers(
             "does not write; load the file with weights set to native, then save"
         )
     return layers, tuple(passed_on)
-
-
-def _is_what_we_quantize_to(weight: QuantizedWeight) -> bool:
-    """Whether quantizing again gives tensors of the same shapes: not so for every w4a8."""
-    if weight.format.native_format != "asym_w4a8_int8":
-        return True
-    four_bit = weight.tensors[""].shape[1] * 2 == weight.shape[1]
-    codebook = "_codebook" in weight.tensors
-    return four_bit and codebook and weight.scale_group == W4A8_SCALE_GROUP
 
 
 def _held_as(held: Any) -> str:
@@ -149,27 +139,15 @@ def _tensors(
         if name in layers:
             weight = layers[name].to("cpu")
             if patches:
-                weight, baked.sqnr[name] = _bake_layer(name, weight, patches)
+                key = f"{MODEL_PREFIX}{name}.weight"
+                weight, baked.sqnr[name] = merge_quantized(key, weight, patches)
             yield from native_layer(name, weight).items()
             continue
         tensor = plain[name]
         if patches:
-            merged = comfy.lora.calculate_weight(
-                patches, tensor.float().clone(), f"{MODEL_PREFIX}{name}", torch.float32
-            )
-            tensor = merged.to(tensor.dtype)
+            tensor = merge_float(f"{MODEL_PREFIX}{name}", tensor, patches)
             baked.plain += 1
         yield name, tensor
-
-
-def _bake_layer(
-    name: str, weight: QuantizedWeight, patches: list[Any]
-) -> tuple[QuantizedWeight, float]:
-    merged = comfy.lora.calculate_weight(
-        patches, dequantize(weight), f"{MODEL_PREFIX}{name}.weight", torch.float32
-    )
-    again, sqnr = quantize_and_measure(merged, weight.format, weight.group_size, name)
-    return replace(again, linear_dtype=weight.linear_dtype), sqnr
 
 
 def _report(

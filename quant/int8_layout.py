@@ -72,6 +72,14 @@ def int8_tensor(tensor: QuantizedTensor, settings: LinearSettings) -> QuantizedT
     return QuantizedTensor(tensor._qdata, LAYOUT_NAME, params)
 
 
+def with_settings_of(tensor: QuantizedTensor, other: QuantizedTensor) -> QuantizedTensor:
+    """An int8 tensor in this layout, run as `other` is."""
+    register()
+    return QuantizedTensor(
+        tensor._qdata, LAYOUT_NAME, _with_settings(tensor._params, other._params.settings)
+    )
+
+
 def plain_int8_tensor(tensor: QuantizedTensor) -> QuantizedTensor:
     """The same weight in comfy-kitchen's own layout."""
     fields = dataclasses.fields(TensorWiseINT8Layout.Params)

@@ -1,0 +1,73 @@
+"""A model's repeated blocks, and which of their weights ComfyUI has left in main memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.model_management
+import torch
+from comfy.model_patcher import ModelPatcher
+
+from ..kernels.streaming.flat_block import can_stream, stored_bytes
+from ..quant import towers
+from . import linears
+
+
+@dataclass(frozen=True)
+class HeldWeight:
+    """A parameter of a module in a block, as it stands when a run begins."""
+
+    owner: torch.nn.Module
+    name: str
+    tensor: Any
+
+    def is_in_place(self) -> bool:
+        """Whether the module still holds this parameter, and in main memory."""
+        return (
+            self.owner._parameters.get(self.name) is self.tensor
+            and self.tensor.device.type == "cpu"
+        )
+
+
+def block_names(patcher: ModelPatcher) -> tuple[str, ...]:
+    """Blocks of the main towers, in the model's order, such as `double_blocks.0`."""
+    names = {}
+    for name, position in towers.locate(linears.linear_modules(patcher)).items():
+        if position.tower is not None and position.helper is None:
+            names[name.removesuffix(f".{position.inner}")] = None
+    return tuple(names)
+
+
+def modules_of(patcher: ModelPatcher, block: str) -> list[torch.nn.Module]:
+    """A block's modules that ComfyUI may leave in main memory: it casts them when they run."""
+    model = patcher.model.diffusion_model
+    return [m for m in model.get_submodule(block).modules() if hasattr(m, "comfy_cast_weights")]
+
+
+def is_offloaded(module: torch.nn.Module, load_device: torch.device) -> bool:
+    """Whether ComfyUI's ordinary patcher has not loaded a module; by its own mark."""
+    if getattr(module, "comfy_patched_weights", False):
+        return False
+    parameters = [p for p in module._parameters.values() if p is not None]
+    if comfy.model_management.is_device_cpu(load_device):
+        return bool(parameters)
+    return any(p.device != load_device for p in parameters)
+
+
+def offloaded_weights(
+    patcher: ModelPatcher, block: str, load_device: torch.device
+) -> list[HeldWeight]:
+    """The parameters of a block in main memory that can be streamed."""
+    return [
+        HeldWeight(module, name, parameter)
+        for module in modules_of(patcher, block)
+        if is_offloaded(module, load_device)
+        for name, parameter in module._parameters.items()
+        if parameter is not None and parameter.device.type == "cpu" and can_stream(parameter)
+    ]
+
+
+def module_bytes(module: torch.nn.Module) -> int:
+    """Bytes of a module's own parameters."""
+    return sum(stored_bytes(p) for p in module._parameters.values() if p is not None)
