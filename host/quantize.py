@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import comfy.lora
@@ -13,19 +15,27 @@ from comfy.model_patcher import ModelPatcher
 
 from ..kernels.backend import LinearRequest
 from ..kernels.backends.kitchen import Route, linear_route
+from ..kernels.cache_folder import cache_folder
+from ..loaders.errors import CacheError
+from ..loaders.weight_cache import CACHE_NAME, WeightCache
 from ..quant.errors import SettingsError
 from ..quant.families import family_of
 from ..quant.measured import quantize_and_measure
 from ..quant.native import to_quantized_tensor
+from ..quant.offload_report import DYNAMIC
 from ..quant.plan import Plan, Quantize, make_plan, quantized_before_note
-from ..quant.report import LayerResult, Report, quantize_report
-from ..quant.settings import QuantSettings
+from ..quant.report import LayerResult, Report, cache_note, quantize_report
+from ..quant.settings import CACHES, QuantSettings
 from ..quant.weight import QuantizedWeight
-from . import linears
+from . import linears, managers
+from .cached_weights import CachedLayers, Layer, cached_layers
+from .fingerprint import quantized_key
 from .pristine import PristineWeights, unload
 from .progress import interruptible
 from .twin import make_twin
 from .twin_patcher import patcher_over, refuse_held_modules
+
+logger = logging.getLogger(__name__)
 
 FLOAT_COPIES = 4
 """Float32 copies of the largest layer that must fit on the compute device, with room to spare."""
@@ -35,7 +45,12 @@ REPORT_ROWS = 4096
 
 
 def quantize_model(
-    model: ModelPatcher, settings: QuantSettings, loras: str = "bake", device: str = "auto"
+    model: ModelPatcher,
+    settings: QuantSettings,
+    loras: str = "bake",
+    device: str = "auto",
+    cache: str = "memory",
+    weight_cache: WeightCache | None = None,
 ) -> tuple[ModelPatcher, Report]:
     """A quantized twin of `model`, and the report. `model` stays as it is.
 
@@ -43,15 +58,20 @@ def quantize_model(
         loras: "bake" applies the patches waiting on selected weights before quantizing and takes
             them off the twin's list; "keep" leaves them to ComfyUI.
         device: where to compute: "auto", "gpu" or "cpu".
+        cache: where the quantized weights are held: "memory"; "disk", in `weight_cache`, from which
+            the next session reads them; "auto", on the disk under dynamic VRAM.
+        weight_cache: None for the user's own.
 
     Raises:
-        SettingsError: for an unknown `loras` or `device`, or "gpu" without one.
+        SettingsError: for an unknown `loras`, `device` or `cache`, or "gpu" without one.
         HostError: if nodes before this one hold on to the unquantized modules.
         NothingSelectedError, WeightError: see `make_plan` and `quantize_weight`.
     """
     started = time.perf_counter()
     if loras not in ("bake", "keep"):
         raise SettingsError(f"unknown loras {loras!r}; valid values: bake, keep")
+    if cache not in CACHES:
+        raise SettingsError(f"unknown cache {cache!r}; valid values: {', '.join(CACHES)}")
     compute_device = _compute_device(model, device)
     refuse_held_modules(model)
     unload(model.model)
@@ -66,20 +86,51 @@ def quantize_model(
     bake = loras == "bake"
     modules = linears.linear_modules(model)
     plan = _with_note_of_quantized_before(plan, modules, pristine)
-    results: dict[str, LayerResult] = {}
-    replaced: dict[str, torch.nn.Module] = {}
+
+    def quantize() -> Iterator[Layer]:
+        for decision in interruptible(plan.selected):
+            module = modules[decision.layer.name]
+            yield _quantize_layer(model, module, decision, pristine, compute_device, bake)
+
+    on_disk = cache == "disk" or (cache == "auto" and managers.manager_of(model) == DYNAMIC)
+    held, note = None, None
+    if on_disk:
+        try:
+            disk = weight_cache or WeightCache(cache_folder() / CACHE_NAME)
+            key = quantized_key(model, plan, pristine, bake, compute_device)
+            held = cached_layers(disk, key, plan, quantize, _about(model, settings))
+            note = cache_note(held.hit, sum(w.nbytes for w in held.weights.values()))
+        except CacheError as error:
+            note = f"the weights are held in memory, not in the cache: {error}"
+            logger.warning("quantize: %s", note)
+    if held is None:
+        held = _in_memory(quantize)
     operations = comfy.ops.mixed_precision_ops({}, compute_dtype(model))
-    for decision in interruptible(plan.selected):
-        name = decision.layer.name
-        module = modules[name]
-        weight, sqnr = _quantize_layer(model, module, decision, pristine, compute_device, bake)
-        results[name] = LayerResult(weight.nbytes, sqnr)
-        replaced[name] = _quantized_module(operations, module, weight, pristine, name)
+    replaced = {}
+    for name, weight in held.weights.items():
+        home = pristine.parameter(linears.weight_key(name), modules[name].weight).device
+        moved = weight if home.type == "cpu" else weight.to(home)
+        replaced[name] = _quantized_module(operations, modules[name], moved, pristine, name)
     twin = make_twin(model.model, pristine, replaced, model.offload_device)
     quantized = patcher_over(twin, model)
     baked = _drop_patches(quantized, plan) if bake else 0
-    report = _report(model, quantized, plan, results, settings, compute_device, baked, started)
+    if note is not None:
+        plan = plan.with_note(note)
+    report = _report(model, quantized, plan, held.results, settings, compute_device, baked, started)
     return quantized, report
+
+
+def _in_memory(quantize: Callable[[], Iterator[Layer]]) -> CachedLayers:
+    layers = CachedLayers({}, {}, False)
+    for decision, weight, sqnr in quantize():
+        layers.weights[decision.layer.name] = weight
+        layers.results[decision.layer.name] = LayerResult(weight.nbytes, sqnr)
+    return layers
+
+
+def _about(model: ModelPatcher, settings: QuantSettings) -> dict[str, str]:
+    """What `leandit cache` shows of an entry."""
+    return {"model": type(model.model).__name__, "format": settings.format.name}
 
 
 def _with_note_of_quantized_before(
@@ -127,7 +178,7 @@ def _quantize_layer(
     pristine: PristineWeights,
     device: torch.device,
     bake: bool,
-) -> tuple[QuantizedWeight, float]:
+) -> Layer:
     """Home device -> compute device -> home; the float copy is gone when this returns."""
     name, key = decision.layer.name, linears.weight_key(decision.layer.name)
     source = pristine.parameter(key, module.weight)
@@ -137,7 +188,7 @@ def _quantize_layer(
             model.patches[key], weight, key, intermediate_dtype=torch.float32
         )
     quantized, sqnr = quantize_and_measure(weight, decision.format, decision.group_size, name)
-    return quantized.to(source.device), sqnr
+    return decision, quantized.to(source.device), sqnr
 
 
 def _quantized_module(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from .backends.cuda import CudaBackend
 from .backends.dequantize import DequantizeBackend
 from .backends.kitchen import KitchenBackend, selected_config
 from .backends.reference import ReferenceBackend
+from .cache_folder import cache_folder
 from .cuda_clock import CudaClock, machine_text
 from .dispatch import Dispatcher, LinearSettings
 from .tuner import Tuner
@@ -46,14 +45,3 @@ def backends(folder: Path | None) -> list[Backend]:
         ReferenceBackend(),
         DequantizeBackend(),
     ]
-
-
-def cache_folder() -> Path:
-    """The user's cache folder for this package, as each system has it; it may not exist yet."""
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library/Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "leandit"

@@ -13,3 +13,7 @@ class CheckpointError(ValueError):
         self.fault = fault
         self.remedy = remedy
         super().__init__(f"{path}: {fault}; {remedy}")
+
+
+class CacheError(Exception):
+    """Why weights cannot be kept in the cache; they are held in memory then."""

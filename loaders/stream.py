@@ -51,8 +51,8 @@ def write_stream(
     specs: Sequence[TensorSpec],
     metadata: Mapping[str, str],
     tensors: Iterable[tuple[str, torch.Tensor]],
-) -> None:
-    """Write a file from tensors that are made one at a time, in any order.
+) -> dict[str, int]:
+    """Write a file from tensors that are made one at a time, in any order; returns their digests.
 
     Equal contents give equal bytes: the order in the file is by width, then name.
 
@@ -88,6 +88,7 @@ def write_stream(
     except BaseException:
         os.unlink(temporary)
         raise
+    return digests
 
 
 def _header(

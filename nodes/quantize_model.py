@@ -7,7 +7,7 @@ from typing import Any
 from ..quant.families import preset_names
 from ..quant.formats import FORMATS, ROTATION_GROUPS
 from ..quant.report import plain_report
-from ..quant.settings import settings_from
+from ..quant.settings import CACHES, settings_from
 from .result import model_result
 
 
@@ -105,7 +105,20 @@ class LeanDiTQuantizeModel:
                         "tooltip": "Off: pass the model through exactly as it came.",
                     },
                 ),
-            }
+            },
+            "optional": {
+                "cache": (
+                    list(CACHES),
+                    {
+                        "default": "auto",
+                        "tooltip": "Where the quantized weights are held. memory: in RAM, made anew "
+                        "in every session. disk: in a file (up to 64 GB in all, see leandit cache); the "
+                        "next session with the same model, LoRAs and settings reads it instead of "
+                        "quantizing. auto: disk where ComfyUI's dynamic VRAM is on, which would "
+                        "otherwise hold the weights in RAM twice.",
+                    },
+                ),
+            },
         }
 
     def quantize(
@@ -119,6 +132,7 @@ class LeanDiTQuantizeModel:
         loras: str,
         device: str,
         enabled: bool,
+        cache: str = "auto",
     ) -> dict[str, Any]:
         if not enabled:
             report = plain_report("LeanDiTQuantizeModel", "switched off: the model is unchanged")
@@ -126,4 +140,4 @@ class LeanDiTQuantizeModel:
         settings = settings_from(format, group_size, preset, include, exclude)
         from ..host.quantize import quantize_model  # ComfyUI is imported only when a node runs
 
-        return model_result(*quantize_model(model, settings, loras, device))
+        return model_result(*quantize_model(model, settings, loras, device, cache))

@@ -109,6 +109,14 @@ def _layer(decision: Decision, results: Mapping[str, LayerResult]) -> dict[str, 
     }
 
 
+def cache_note(hit: bool, nbytes: int) -> str:
+    """What was done with weights that are held in the cache."""
+    size = size_text(nbytes)
+    if hit:
+        return f"nothing was quantized: {size} of weights came from the cache on the disk"
+    return f"{size} of weights are in the cache on the disk now; the next session starts with them"
+
+
 def finite(decibel: float) -> float | None:
     """A ratio for JSON: None where it is infinite."""
     return round(decibel, 2) if math.isfinite(decibel) else None

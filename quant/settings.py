@@ -9,6 +9,9 @@ from .families import GENERAL_PRESETS, family_named
 from .formats import ROTATION_GROUPS, Format, format_named
 from .patterns import Pattern, parse_patterns
 
+CACHES = ("auto", "memory", "disk")
+"""Where quantized weights may be held."""
+
 
 @dataclass(frozen=True)
 class QuantSettings:

@@ -14,6 +14,9 @@ from ..kernels.row_blocks import row_blocks
 from .errors import QuantError, WeightError
 from .formats import Format
 
+ARITHMETIC_VERSION = 1
+"""Goes up whenever a weight would be quantized to other bits: cached weights are made again then."""
+
 W4A8_SCALE_GROUP = 16
 """Columns per FP8 scale of w4a8; the only size comfy-kitchen's GPU kernels take."""
 

@@ -1,0 +1,193 @@
+"""The cache of quantized weights: whole entries or none, within its limit, across processes."""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from leandit.loaders.errors import CacheError
+from leandit.loaders.lease import Lease, is_leased
+from leandit.loaders.stream import TensorSpec
+from leandit.loaders.weight_cache import WeightCache
+
+COUNT, SIZE = 4, 1000
+SPECS = [TensorSpec(f"layer.{i}.weight", "I8", (SIZE,)) for i in range(COUNT)]
+ABOUT = {"model": "Flux", "format": "int8"}
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def tensors(seed: int, pause: float = 0) -> Iterator[tuple[str, torch.Tensor]]:
+    for index, spec in enumerate(SPECS):
+        time.sleep(pause)
+        yield spec.name, torch.full((SIZE,), seed + index, dtype=torch.int8)
+
+
+def write(cache: WeightCache, key: str, seed: int = 0) -> Any:
+    return cache.write(key, SPECS, {}, tensors(seed), ABOUT)
+
+
+def keys(cache: WeightCache) -> list[str]:
+    return [entry.key for entry in cache.entries()]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> WeightCache:
+    return WeightCache(tmp_path / "weights", 20_000)
+
+
+def test_what_is_written_is_found(cache: WeightCache) -> None:
+    assert cache.find("a", SPECS) is None
+    assert not cache.folder.exists()
+    write(cache, "a", 3)
+    found = cache.find("a", SPECS)
+    assert found is not None
+    assert found.about == ABOUT
+    assert [int(found.checkpoint.read(s.name)[0]) for s in SPECS] == [3, 4, 5, 6]
+
+
+def test_an_entry_of_other_tensors_is_not_taken(cache: WeightCache) -> None:
+    write(cache, "a")
+    gc.collect()
+    assert cache.find("a", [*SPECS[1:], TensorSpec("layer.0.weight", "U8", (SIZE,))]) is None
+    assert not cache.entries()
+
+
+def test_those_used_longest_ago_leave_first(tmp_path: Path) -> None:
+    cache = WeightCache(tmp_path, 3 * 4600)
+    for age, key in enumerate("abc"):
+        write(cache, key)
+        os.utime(tmp_path / f"{key}.json", (age, age))
+    gc.collect()
+    assert cache.find("a", SPECS) is not None  # used just now
+    gc.collect()
+    write(cache, "d")
+    assert sorted(keys(cache)) == ["a", "c", "d"]
+    assert cache.nbytes <= cache.limit
+
+
+def test_an_entry_in_use_stays(tmp_path: Path) -> None:
+    cache = WeightCache(tmp_path, 2 * 4600)
+    held = write(cache, "a")
+    write(cache, "b")
+    gc.collect()
+    write(cache, "c")
+    assert sorted(keys(cache)) == ["a", "c"]
+    also = cache.find("c", SPECS)
+    with pytest.raises(CacheError, match="is in use, and leaves no room"):
+        write(cache, "d")
+    assert sorted(keys(cache)) == ["a", "c"]
+    assert cache.clear() == (0, cache.nbytes)
+    del held, also
+    gc.collect()
+    assert cache.clear()[1] == 0
+
+
+def test_more_than_the_limit_is_refused_at_once(tmp_path: Path) -> None:
+    cache = WeightCache(tmp_path, 3999)
+    with pytest.raises(CacheError, match=r"its? needs .* limit"):
+        write(cache, "a")
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_the_limit_is_kept_for_all_processes(tmp_path: Path) -> None:
+    assert WeightCache(tmp_path).limit == 64_000_000_000
+    tmp_path.joinpath("settings.json").write_text('{"limit_bytes": "many"}')
+    assert WeightCache(tmp_path).limit == 64_000_000_000
+    WeightCache(tmp_path).set_limit(123)
+    assert WeightCache(tmp_path).limit == 123
+    assert not WeightCache(tmp_path).entries()
+
+
+def test_tensors_that_raise_leave_nothing(cache: WeightCache) -> None:
+    def failing() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from list(tensors(0))[:2]
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        cache.write("a", SPECS, {}, failing(), ABOUT)
+    gc.collect()
+    assert [p.name for p in cache.folder.iterdir()] == [".lock"]
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("a file in the way")
+    with pytest.raises(CacheError, match="cannot be used"):
+        write(WeightCache(tmp_path / "weights"), "a")
+
+
+def _write_in_a_process(folder: str, seed: int, pause: float) -> None:
+    WeightCache(Path(folder), 1 << 20).write("a", SPECS, {}, tensors(seed, pause), ABOUT)
+
+
+def test_two_processes_may_write_the_same_key(tmp_path: Path) -> None:
+    both = [
+        SPAWN.Process(target=_write_in_a_process, args=(str(tmp_path), 7, 0.05)) for _ in range(2)
+    ]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(60)
+    assert [process.exitcode for process in both] == [0, 0]
+    found = WeightCache(tmp_path).find("a", SPECS)
+    assert found is not None
+    assert [int(found.checkpoint.read(s.name)[0]) for s in SPECS] == [7, 8, 9, 10]
+    assert not list(tmp_path.glob(".*.part"))
+
+
+def test_a_process_killed_while_writing_leaves_nothing_that_counts(tmp_path: Path) -> None:
+    cache = WeightCache(tmp_path, 1 << 20)
+    process = SPAWN.Process(target=_write_in_a_process, args=(str(tmp_path), 1, 60))
+    process.start()
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob(".a.safetensors.*.part")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert is_leased(tmp_path / "a.safetensors")
+    assert cache.find("a", SPECS) is None
+    # While it lives, nobody takes its unfinished file away.
+    write(cache, "b")
+    assert list(tmp_path.glob(".a.safetensors.*.part"))
+    process.kill()
+    process.join(60)
+    assert not is_leased(tmp_path / "a.safetensors")
+    assert keys(cache) == ["b"]
+    write(cache, "a")
+    assert not list(tmp_path.glob(".*.part"))
+    assert sorted(keys(cache)) == ["a", "b"]
+
+
+def test_weights_without_their_record_were_never_finished(cache: WeightCache) -> None:
+    write(cache, "a")
+    gc.collect()
+    (cache.folder / "a.json").unlink()
+    assert not cache.entries()
+    write(cache, "b")
+    assert not (cache.folder / "a.safetensors").exists()
+
+
+def test_a_lease_ends_with_its_holder(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    assert not is_leased(file)
+    one, other = Lease(file), Lease(file)
+    assert is_leased(file)
+    one.release()
+    one.release()
+    assert is_leased(file)
+    del other
+    gc.collect()
+    assert not is_leased(file)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_record_names_what_it_is_about(cache: WeightCache) -> None:
+    write(cache, "a")
+    record = json.loads((cache.folder / "a.json").read_text())
+    assert record["about"] == ABOUT
+    assert set(record["digests"]) == {spec.name for spec in SPECS}
