@@ -76,8 +76,8 @@ def _layer(
     hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
     _add(hasher, [name, decision.format.name, decision.group_size])
     _add(hasher, pristine.parameter(key, modules[name].weight))
-    if bake:
-        _add(hasher, model.patches.get(key, []))
+    if bake and model.patches.get(key):
+        _add(hasher, model.patches[key])
     return hasher.digest()
 
 

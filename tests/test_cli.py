@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from leandit import cli
+from leandit import cli, doctor
 from PIL import Image
 from safetensors import safe_open
 
@@ -138,7 +138,7 @@ def test_an_interrupt_ends_with_130_and_one_line(
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.doctor, "examine", interrupted)
+    monkeypatch.setattr(doctor, "examine", interrupted)
     assert cli.main(["doctor"]) == 130
     assert capsys.readouterr().err == "leandit: interrupted\n"
 
@@ -149,7 +149,7 @@ def test_a_fault_of_ours_ends_with_1_and_a_traceback(
     def broken() -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(cli.doctor, "examine", broken)
+    monkeypatch.setattr(doctor, "examine", broken)
     assert cli.main(["doctor"]) == 1
     assert "RuntimeError: broken" in capsys.readouterr().err
 

@@ -18,7 +18,8 @@ MAY_IMPORT = {
     "demo": {"kernels", "quant", "loaders"},
     "doctor": {"kernels"},
     "bench": {"kernels", "quant"},
-    "cli": {"kernels", "quant", "loaders", "demo", "doctor", "bench"},
+    "commands": {"kernels", "quant", "loaders", "demo", "doctor", "bench"},
+    "cli": {"commands", "quant", "loaders"},
     "__main__": {"cli"},
     "__init__": {"nodes"},
 }
@@ -38,7 +39,7 @@ COMFYUI = {
 
 def sources() -> list[Path]:
     files = [*ROOT.glob("*.py")]
-    for package in ("kernels", "quant", "loaders", "host", "nodes", "demo", "bench"):
+    for package in ("kernels", "quant", "loaders", "host", "nodes", "demo", "bench", "commands"):
         files += (ROOT / package).rglob("*.py")
     return [file for file in files if file.name != "conftest.py"]
 

@@ -52,6 +52,7 @@ def test_comfyui_loads_the_pack_from_a_folder_called(folder: str, tmp_path: Path
     assert seen == {
         "nodes": [
             "LeanDiTAttention",
+            "LeanDiTLayerwiseOffload",
             "LeanDiTLoadModel",
             "LeanDiTQuantizeModel",
             "LeanDiTRowSplitLinear",
@@ -59,6 +60,7 @@ def test_comfyui_loads_the_pack_from_a_folder_called(folder: str, tmp_path: Path
         ],
         "names": [
             "LeanDiTAttention",
+            "LeanDiTLayerwiseOffload",
             "LeanDiTLoadModel",
             "LeanDiTQuantizeModel",
             "LeanDiTRowSplitLinear",

@@ -70,8 +70,8 @@ def prompt(**changes: Any) -> dict[str, Any]:
     return {key: {"class_type": kind, "inputs": inputs} for key, (kind, inputs) in nodes.items()}
 
 
-def saved_latent(server: Any, history: dict[str, Any]) -> torch.Tensor:
-    (entry,) = history["outputs"]["6"]["latents"]
+def saved_latent(server: Any, history: dict[str, Any], node: str = "6") -> torch.Tensor:
+    (entry,) = history["outputs"][node]["latents"]
     path = server.folder / "output" / entry["subfolder"] / entry["filename"]
     return load_file(path)["latent_tensor"]
 
@@ -197,6 +197,30 @@ def test_the_example_for_attention_runs_with_names_as_people_write_them(server: 
     status, reply = server.post("/prompt", {"prompt": example})
     assert status == 400
     assert "unknown dense attention 'magic'; valid: auto, keep" in str(reply["node_errors"]["13"])
+
+
+def test_the_example_for_offload_runs_and_the_second_time_from_the_cache(server: Any) -> None:
+    path = ROOT / "example_workflows/api/layerwise_offload_flux.json"
+    example = json.loads(path.read_text(encoding="utf-8"))
+    example["1"]["inputs"]["unet_name"] = "tiny_flux.safetensors"
+    without_large_files(example, "offload")
+    latents = []
+    for loras, words in (("bake", "are in the cache on the disk"), ("keep", "was quantized")):
+        example["2"]["inputs"]["loras"] = loras  # without LoRAs it changes nothing, but runs anew
+        history = server.run(example)
+        assert history["status"]["status_str"] == "success"
+        assert words in history["outputs"]["2"]["text"][0]
+        (report,) = history["outputs"]["13"]["leandit"]
+        assert report["node"] == "LeanDiTLayerwiseOffload"
+        assert report["summary"]["blocks"] == 4
+        assert "ComfyUI runs on the CPU" in report["summary"]["why_not"]
+        latents.append(saved_latent(server, history, "11"))
+    assert torch.equal(*latents)
+    assert list((server.folder / "cache/leandit/weights").glob("*.safetensors"))
+    example["13"]["inputs"]["resident"] = "half"
+    status, reply = server.post("/prompt", {"prompt": example})
+    assert status == 400
+    assert "resident must be auto or a number" in str(reply["node_errors"]["13"])
 
 
 def test_switched_off_gives_the_latents_of_the_graph_without_the_node(server: Any) -> None:

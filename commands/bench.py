@@ -7,18 +7,18 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from ..bench import attention
+from ..bench.attention import AttentionRow, AttentionShape, bench_attention
+from ..bench.linear import BARE_INT8, BF16, LinearRow, bench_linear
+from ..bench.machine import machine
+from ..bench.offload import OffloadRow, bench_offload
+from ..bench.shapes import ON_CPU, ON_GPU, LinearShape, parse_shapes, parse_sides
 from ..quant.errors import SettingsError
 from ..quant.offload_plan import CARDS
-from . import attention
-from .attention import AttentionRow, AttentionShape, bench_attention
-from .linear import BARE_INT8, BF16, LinearRow, bench_linear
-from .machine import machine
-from .offload import OffloadRow, bench_offload
-from .shapes import ON_CPU, ON_GPU, LinearShape, parse_shapes, parse_sides
+from .tables import table
 
 
 def add_bench(commands: Any) -> argparse.ArgumentParser:
@@ -64,15 +64,13 @@ def run_bench(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def _offload_table(rows: list[OffloadRow]) -> Table:
-    table = _table(
-        "card", "what", "resident", "streamed GB", "compute s", "plan s", "simulated s",
-        "contiguous s", "copies",
-    )  # fmt: skip
+    made = table(("card", "what", "resident", "streamed GB", "compute s", "plan s", "simulated s",
+        "contiguous s", "copies"), left=("what",), wrap=False)  # fmt: skip
     for row in rows:
         copies = "hidden" if row.hidden else f"{row.seconds / row.compute_seconds:.2f}x"
         times = (row.compute_seconds, row.seconds, row.simulated, row.contiguous)
         shown = [f"{time:.2f}" for time in times] if row.fits else ["", "", "", ""]
-        table.add_row(
+        made.add_row(
             row.card,
             f"{row.format}, {row.work}",
             f"{row.resident} of {row.blocks}",
@@ -80,7 +78,7 @@ def _offload_table(rows: list[OffloadRow]) -> Table:
             *shown,
             copies if row.fits else "does not fit",
         )
-    return table
+    return made
 
 
 def _linear_shapes(text: str, device: str) -> tuple[LinearShape, ...]:
@@ -101,16 +99,11 @@ def _attention_shapes(text: str, device: str) -> tuple[AttentionShape, ...]:
         raise SettingsError(str(error)) from error
 
 
-def _table(*names: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in names:
-        table.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
-    return table
-
-
 def _linear_table(rows: list[LinearRow]) -> Table:
-    table = _table(
-        "M", "N", "K", "what", "rows a call", "ms", "TOP/s", "x bf16", "of int8", "error"
+    made = table(
+        ("M", "N", "K", "what", "rows a call", "ms", "TOP/s", "x bf16", "of int8", "error"),
+        left=("what",),
+        wrap=False,
     )
     for row in rows:
         shape = (row.m, row.n, row.k)
@@ -120,16 +113,20 @@ def _linear_table(rows: list[LinearRow]) -> Table:
             f"{times[name] / row.ms:.2f}" if name in times else "" for name in (BF16, BARE_INT8)
         ]
         numbers = (f"{row.ms:.1f}", f"{row.tops:.2f}", *against, error)
-        table.add_row(*map(str, shape), row.backend, str(row.rows_per_call), *numbers)
-    return table
+        made.add_row(*map(str, shape), row.backend, str(row.rows_per_call), *numbers)
+    return made
 
 
 def _attention_table(rows: list[AttentionRow]) -> Table:
-    table = _table("heads", "tokens", "width", "what", "ms", "TFLOP/s", "error", "why not")
+    made = table(
+        ("heads", "tokens", "width", "what", "ms", "TFLOP/s", "error", "why not"),
+        left=("what",),
+        wrap=False,
+    )
     for row in rows:
         numbers = ["", "", ""]
         if row.ms is not None and row.tflops is not None and row.rel_error is not None:
             numbers = [f"{row.ms:.1f}", f"{row.tflops:.2f}", f"{row.rel_error:.5f}"]
         sides = (str(row.heads), str(row.tokens), str(row.head_dim))
-        table.add_row(*sides, row.backend, *numbers, row.refusal)
-    return table
+        made.add_row(*sides, row.backend, *numbers, row.refusal)
+    return made

@@ -1,0 +1,1 @@
+"""The commands of `leandit`, one per file: arguments, text for people, data for --json."""
