@@ -1,7 +1,7 @@
 """Streaming a model of 30 billion weights: what the plan says, and what a simulation of it takes.
 
 On an NVIDIA card the speed of copying from pinned memory is measured and put in place of the assumed
-one; everything else is simulated, here and there.
+one. The rest of these rows is simulated; `streaming.py` measures.
 """
 
 from __future__ import annotations

@@ -8,6 +8,9 @@ the ceiling, a conversion of the weights to float32 and nothing else. Memory is 
 the peak above the source, less the result, in float32 copies of the largest layer. The C library
 is told to return freed blocks at once; by itself it keeps some, and the resident set then shows
 what it keeps and not what is in use.
+
+The last columns are of the cache on the disk: the first time, which quantizes and writes; the second,
+which looks up and verifies; and its ceiling, reading a file of that size and summing it up.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ import gc
 import json
 import os
 import sys
+import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,16 +101,26 @@ def measure(source: Any, format: str) -> dict[str, Any]:
     """One row: speed, peak memory, and the two yardsticks on the same weights."""
     from comfy_kitchen.backends.eager import convrot_w4a4, quantization, w4a8_int8
     from leandit.host.quantize import quantize_model
+    from leandit.loaders.weight_cache import WeightCache
     from leandit.quant.settings import settings_from
 
+    settings = settings_from(format)
     with PeakMemory() as memory:
-        quantized, report = quantize_model(source, settings_from(format))
+        quantized, report = quantize_model(source, settings)
     layers = [layer for layer in report.layers if layer["format"]]
     selected = {layer["name"]: layer["group_size"] for layer in layers}
     read = sum(layer["bytes_before"] for layer in layers)
     result = sum(layer["bytes"] for layer in layers)
     largest = max(layer["shape"][0] * layer["shape"][1] for layer in layers) * 4
     del quantized
+    with tempfile.TemporaryDirectory() as folder:
+        cache = WeightCache(Path(folder))
+        first = seconds(lambda: quantize_model(source, settings, cache="disk", weight_cache=cache))
+        gc.collect()
+        second = seconds(lambda: quantize_model(source, settings, cache="disk", weight_cache=cache))
+        gc.collect()
+        (path,) = cache.folder.glob("*.safetensors")
+        reading = seconds(lambda: zlib.crc32(path.read_bytes()))
 
     kitchen = {
         "int8_convrot": quantization.quantize_int8_convrot_weight,
@@ -133,6 +148,10 @@ def measure(source: Any, format: str) -> dict[str, Any]:
         "kitchen_eager_gb_per_s": read / 1e9 / seconds(peer),
         "to_float32_gb_per_s": read / 1e9 / seconds(ceiling),
         "peak_float_copies": (memory.peak - memory.before - result) / largest,
+        "cache_first_seconds": first,
+        "cache_second_seconds": second,
+        "read_and_sum_seconds": reading,
+        "memory_seconds": report.summary["seconds"],
     }
 
 
@@ -150,13 +169,16 @@ def main() -> None:
         measure(source, "w4a4_convrot")  # warm up: libraries, threads, allocator
         rows = [measure(source, format) for format in FORMATS]
     print(
-        "format         source GB  node GB/s  kitchen GB/s  to float32 GB/s  float copies at peak"
+        "format         source GB  node GB/s  kitchen GB/s  to float32 GB/s  float copies at peak  "
+        "in memory s  cache first s  second s  reading s"
     )
     for row in rows:
         print(
             f"{row['format']:14} {row['source_gb']:9.2f} {row['gb_per_s']:10.2f} "
             f"{row['kitchen_eager_gb_per_s']:13.2f} {row['to_float32_gb_per_s']:16.2f} "
-            f"{row['peak_float_copies']:21.2f}"
+            f"{row['peak_float_copies']:21.2f} {row['memory_seconds']:12.2f} "
+            f"{row['cache_first_seconds']:14.2f} {row['cache_second_seconds']:9.2f} "
+            f"{row['read_and_sum_seconds']:10.2f}"
         )
     if options.json:
         data = {"machine": machine(), "rows": rows}

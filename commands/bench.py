@@ -16,6 +16,7 @@ from ..bench.linear import BARE_INT8, BF16, LinearRow, bench_linear
 from ..bench.machine import machine
 from ..bench.offload import OffloadRow, bench_offload
 from ..bench.shapes import ON_CPU, ON_GPU, LinearShape, parse_shapes, parse_sides
+from ..bench.streaming import StreamingRow, bench_streaming
 from ..quant.errors import SettingsError
 from ..quant.offload_plan import CARDS
 from .tables import table
@@ -60,7 +61,12 @@ def run_bench(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             )
     tables = {"linear": _linear_table, "attention": _attention_table, "offload": _offload_table}
     console.print(tables[options.name](rows))
-    return {"machine": machine(), "rows": [asdict(row) for row in rows]}
+    data = {"machine": machine(), "rows": [asdict(row) for row in rows]}
+    if options.name == "offload" and device == "cuda":
+        measured = bench_streaming(torch.device(device))
+        console.print(_streaming_table(measured))
+        data["measured"] = [asdict(row) for row in measured]
+    return data
 
 
 def _offload_table(rows: list[OffloadRow]) -> Table:
@@ -77,6 +83,22 @@ def _offload_table(rows: list[OffloadRow]) -> Table:
             f"{row.streamed_gb:.1f}",
             *shown,
             copies if row.fits else "does not fit",
+        )
+    return made
+
+
+def _streaming_table(rows: list[StreamingRow]) -> Table:
+    columns = ("tokens", "resident", "streamed GB", "GB/s", "compute s", "plan s", "measured s")
+    made = table((*columns, "copied when needed s", "hidden"), left=(), wrap=False)
+    for row in rows:
+        times = (row.compute_seconds, row.plan_seconds, row.seconds, row.unplanned_seconds)
+        made.add_row(
+            str(row.tokens),
+            f"{row.resident} of {row.blocks}",
+            f"{row.streamed_bytes / 1e9:.2f}",
+            f"{row.gb_per_s:.1f}",
+            *(f"{time:.4f}" for time in times),
+            f"{row.overlap:.0%}",
         )
     return made
 

@@ -26,14 +26,13 @@ EVERYTHING = 1e32
 
 
 def spare_bytes(patcher: ModelPatcher, noise_shape: Sequence[int]) -> int:
-    """Free bytes of the card beyond what ComfyUI expects one step to need; may be below 0."""
+    """Free bytes of the card beyond what ComfyUI has kept free for one step; 0 if it was less."""
     management: Any = comfy.model_management
-    shape = [noise_shape[0] * 2, *noise_shape[1:]]  # with and without the prompt, in one batch
     needed = max(
         management.minimum_inference_memory(),
-        patcher.memory_required(shape) + management.extra_reserved_memory(),
+        patcher.memory_required(list(noise_shape)) + management.extra_reserved_memory(),
     )
-    return int(management.get_free_memory(patcher.load_device) - needed)
+    return max(int(management.get_free_memory(patcher.load_device) - needed), 0)
 
 
 def make_room(patcher: ModelPatcher, blocks: Sequence[str], slots: int, spare: int) -> None:

@@ -1,0 +1,54 @@
+"""The measured streaming benchmark, on a CPU with a device that copies late: its sums, not its speed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from leandit.bench import streaming
+
+SPEC = importlib.util.spec_from_file_location(
+    "bench_late_device", Path(__file__).parents[1] / "host/late_device.py"
+)
+assert SPEC is not None and SPEC.loader is not None
+late: Any = importlib.util.module_from_spec(SPEC)
+sys.modules[SPEC.name] = late
+SPEC.loader.exec_module(late)
+
+
+def rows() -> list[streaming.StreamingRow]:
+    return streaming.bench_streaming(
+        torch.device("cpu"), late.LateDevice, 8, 64, [16], torch.float32
+    )
+
+
+def test_a_row_says_what_was_streamed_and_what_the_plan_is() -> None:
+    found = rows()
+    assert [row.resident for row in found] == [0, 4, 6]
+    assert [row.streamed_bytes for row in found] == [n * 4 * 64 * 64 * 4 for n in (8, 4, 2)]
+    for row in found:
+        assert row.source == "measured"
+        assert row.plan_seconds >= row.compute_seconds > 0
+        assert row.seconds > 0 and row.unplanned_seconds > 0
+
+
+def test_what_is_computed_is_the_plain_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    block = streaming._block
+
+    def kept(h: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+        results.append(block(h, weights))
+        return results[-1]
+
+    monkeypatch.setattr(streaming, "_block", kept)
+    monkeypatch.setattr(streaming, "_compute_seconds", lambda *_: 1.0)
+    torch.manual_seed(0)
+    rows()
+    outputs = results[7::8]
+    assert len(outputs) == 3 * (streaming.WARM_UP + streaming.ROUNDS)
+    assert torch.isfinite(outputs[0]).all()
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
