@@ -52,3 +52,14 @@ def test_what_is_computed_is_the_plain_result(monkeypatch: pytest.MonkeyPatch) -
     assert len(outputs) == 3 * (streaming.WARM_UP + streaming.ROUNDS)
     assert torch.isfinite(outputs[0]).all()
     assert all(torch.equal(output, outputs[0]) for output in outputs)
+
+
+def test_the_table_has_a_line_for_every_row() -> None:
+    from leandit.commands.bench import _streaming_table
+
+    row = streaming.StreamingRow(1024, 24, 12, 402653184, 0.02, 0.015, 0.018, 0.04, 0.9, 25.5)
+    table = _streaming_table([row])
+    cells = [next(iter(column.cells)) for column in table.columns]
+    assert cells == [
+        "1024", "12 of 24", "0.40", "25.5", "0.0150", "0.0180", "0.0200", "0.0400", "90%",
+    ]  # fmt: skip
