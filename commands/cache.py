@@ -11,7 +11,8 @@ from rich.console import Console
 from ..kernels.cache_folder import cache_folder
 from ..loaders.weight_cache import CACHE_NAME, GB, Entry, WeightCache
 from ..quant.errors import SettingsError
-from .tables import megabytes, table
+from ..quant.report import size_text
+from .tables import table
 
 
 def add_cache(commands: Any) -> argparse.ArgumentParser:
@@ -29,24 +30,29 @@ def run_cache(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Do what is asked, print what is there, and give the JSON form.
 
     Raises:
-        SettingsError: for a limit that is not above 0.
+        SettingsError: for a limit that is no number above 0.
         CacheError: if the folder cannot be used.
     """
     cache = WeightCache(cache_folder() / CACHE_NAME)
     data: dict[str, Any] = {"folder": str(cache.folder)}
+    removed = None
     if options.limit is not None:
         if not 0 < options.limit < 1e9:
-            raise SettingsError(f"--limit must be above 0 GB, got {options.limit}")
-        cache.set_limit(int(options.limit * GB))
+            raise SettingsError(f"--limit must be a number of GB above 0, got {options.limit}")
+        removed = cache.set_limit(int(options.limit * GB))
     if options.clear:
-        data["removed_bytes"], data["kept_in_use_bytes"] = cache.clear()
-        console.print(f"removed {megabytes(data['removed_bytes'])}")
+        removed, data["kept_in_use_bytes"] = cache.clear()
+    if removed is not None:
+        data["removed_bytes"] = removed
+        console.print(f"removed {size_text(removed)}{_kept(cache, options.clear)}")
     entries = cache.entries()
+    count = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
     console.print(
-        f"{cache.folder}: {len(entries)} models, {cache.nbytes / GB:.2f} of {cache.limit / GB:g} GB"
+        f"{cache.folder}: {count}, {size_text(cache.nbytes)} of at most {size_text(cache.limit)}"
     )
     if entries:
-        rows = table(("model", "format", "size", "last used", "in use"), left=("model", "format"))
+        columns = ("file", "model", "format", "size", "last used", "in use", "key")
+        rows = table(columns, left=("file", "model", "format", "key"))
         for entry in entries:
             rows.add_row(*_cells(entry))
         console.print(rows)
@@ -57,15 +63,28 @@ def run_cache(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     }
 
 
+def _kept(cache: WeightCache, cleared: bool) -> str:
+    """What stays although it was to go, and why."""
+    above = cache.nbytes - (0 if cleared else cache.limit)
+    if above <= 0:
+        return ""
+    return (
+        f"; {size_text(above)} stay, a running ComfyUI uses them: stop it, or have it free its models "
+        "(POST /free), and ask again"
+    )
+
+
 def _cells(entry: Entry) -> tuple[str, ...]:
     used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
     about = entry.about
     return (
+        str(about.get("file") or "?"),
         str(about.get("model", "")),
         str(about.get("format", "")),
-        megabytes(entry.nbytes),
+        size_text(entry.nbytes),
         used,
         "yes" if entry.in_use else "",
+        entry.key[:8],
     )
 
 
@@ -75,6 +94,7 @@ def _json(entry: Entry) -> dict[str, Any]:
         "bytes": entry.nbytes,
         "last_used": datetime.fromtimestamp(entry.used, timezone.utc).isoformat(),
         "in_use": entry.in_use,
+        "file": entry.about.get("file"),
         "model": entry.about.get("model"),
         "format": entry.about.get("format"),
     }

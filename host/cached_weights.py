@@ -23,16 +23,19 @@ from ..quant.report import LayerResult
 from ..quant.weight import QuantizedWeight
 from .file_tensors import FileTensors
 
+CACHE_STATES = ("memory", "written", "rewritten", "hit")
+"""Not in the cache; put there now; put there in place of damaged ones; found there."""
+
 Layer = tuple[Quantize, QuantizedWeight, float]
 
 
 @dataclass(frozen=True)
 class CachedLayers:
-    """Weights and results by layer name, and whether they were in the cache already."""
+    """Weights and results by layer name, and how the cache came by them: see `CACHE_STATES`."""
 
     weights: dict[str, QuantizedWeight]
     results: dict[str, LayerResult]
-    hit: bool
+    state: str
 
 
 def cached_layers(
@@ -52,9 +55,11 @@ def cached_layers(
         CacheError: if the cache cannot be used; nothing is left in it then.
     """
     specs = [spec for decision in plan.selected for spec in _specs(decision)]
+    state = "rewritten" if cache.has(key) else "written"
     found = cache.find(key, specs)
-    hit = found is not None
-    if found is None:
+    if found is not None:
+        state = "hit"
+    else:
         noted = about | {"sqnr_db": {}}
         configs = {d.layer.name: native_config(d.format, d.group_size) for d in plan.selected}
         found = cache.write(
@@ -71,7 +76,7 @@ def cached_layers(
         name: LayerResult(weight.nbytes, math.inf if ratios.get(name) is None else ratios[name])
         for name, weight in weights.items()
     }
-    return CachedLayers(weights, results, hit)
+    return CachedLayers(weights, results, state)
 
 
 def _specs(decision: Quantize) -> Iterator[TensorSpec]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import comfy.lora
@@ -99,7 +100,7 @@ def quantize_model(
             disk = weight_cache or WeightCache(cache_folder() / CACHE_NAME)
             key = quantized_key(model, plan, pristine, bake, compute_device)
             held = cached_layers(disk, key, plan, quantize, _about(model, settings))
-            note = cache_note(held.hit, sum(w.nbytes for w in held.weights.values()))
+            note = cache_note(held.state, sum(w.nbytes for w in held.weights.values()))
         except CacheError as error:
             note = f"the weights are held in memory, not in the cache: {error}"
             logger.warning("quantize: %s", note)
@@ -116,12 +117,15 @@ def quantize_model(
     baked = _drop_patches(quantized, plan) if bake else 0
     if note is not None:
         plan = plan.with_note(note)
-    report = _report(model, quantized, plan, held.results, settings, compute_device, baked, started)
+    report = _report(
+        model, quantized, plan, held.results, settings, compute_device, baked, started, held.state
+    )
+    logger.info("quantize: %s", report.text.partition("\n")[0])
     return quantized, report
 
 
 def _in_memory(quantize: Callable[[], Iterator[Layer]]) -> CachedLayers:
-    layers = CachedLayers({}, {}, False)
+    layers = CachedLayers({}, {}, "memory")
     for decision, weight, sqnr in quantize():
         layers.weights[decision.layer.name] = weight
         layers.results[decision.layer.name] = LayerResult(weight.nbytes, sqnr)
@@ -130,7 +134,10 @@ def _in_memory(quantize: Callable[[], Iterator[Layer]]) -> CachedLayers:
 
 def _about(model: ModelPatcher, settings: QuantSettings) -> dict[str, str]:
     """What `leandit cache` shows of an entry."""
-    return {"model": type(model.model).__name__, "format": settings.format.name}
+    about = {"model": type(model.model).__name__, "format": settings.format.name}
+    arguments = (model.cached_patcher_init or (None, ()))[1]
+    files = [Path(a).name for a in arguments if isinstance(a, str | Path) and Path(a).suffix]
+    return about | ({"file": files[0]} if files else {})
 
 
 def _with_note_of_quantized_before(
@@ -227,6 +234,7 @@ def _report(
     device: torch.device,
     baked: int,
     started: float,
+    cache: str = "memory",
 ) -> Report:
     sizes = [
         comfy.model_management.module_size(patcher.model.diffusion_model)
@@ -247,6 +255,7 @@ def _report(
         device=str(device),
         baked=baked,
         seconds=time.perf_counter() - started,
+        cache=cache,
     )
 
 

@@ -16,6 +16,7 @@ from .dtypes import BITS
 from .errors import CheckpointError
 
 LENGTH_BYTES = 8
+GGUF_MAGIC = b"GGUF"
 ZIP_MAGIC, PICKLE_MAGIC = b"PK\x03\x04", b"\x80\x02"
 MAX_HEADER_BYTES = 100_000_000
 """The safetensors library's own limit; no allocation follows a larger claim."""
@@ -63,6 +64,12 @@ def read_header(path: Path) -> Header:
                 path,
                 "is a PyTorch file (.pt, .ckpt), not safetensors",
                 "get the safetensors version; a PyTorch file can run code when it is opened",
+            )
+        if prefix.startswith(GGUF_MAGIC):
+            raise CheckpointError(
+                path,
+                "is a GGUF file, not safetensors",
+                "get the safetensors version, or load it with ComfyUI-GGUF",
             )
         length = int.from_bytes(prefix, "little")
         if length > MAX_HEADER_BYTES:

@@ -79,9 +79,29 @@ class WeightCache:
         kept = _read_json(self._settings).get("limit_bytes")
         return kept if isinstance(kept, int) and not isinstance(kept, bool) else USUAL_LIMIT
 
-    def set_limit(self, nbytes: int) -> None:
-        """Keep a limit for all processes that use the folder."""
+    def set_limit(self, nbytes: int) -> int:
+        """Keep a limit for all processes that use the folder; returns the bytes that left for it.
+
+        Raises:
+            CacheError: if the folder cannot be written.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CacheError(f"{self.folder} cannot be used: {error}") from error
         keep_whole(self._settings, json.dumps({"limit_bytes": nbytes}).encode())
+        if _read_json(self._settings).get("limit_bytes") != nbytes:
+            raise CacheError(f"{self._settings} cannot be written")
+        with self._locked():
+            before = self.nbytes
+            for entry in reversed(self.entries()):
+                if self.nbytes > nbytes and not is_leased(self._path(entry.key)):
+                    self._delete(entry.key)
+            return before - self.nbytes
+
+    def has(self, key: str) -> bool:
+        """Whether there is something under a key, whole or not."""
+        return self._path(key).is_file()
 
     def find(self, key: str, specs: Sequence[TensorSpec]) -> CachedFile | None:
         """An entry whose every byte is as it was written; None, and no entry any more, otherwise.
@@ -232,8 +252,8 @@ class WeightCache:
         self._remove_leftovers()
         if needed > self.limit:
             raise CacheError(
-                f"it needs {needed / GB:.1f} GB, the cache's limit is {self.limit / GB:.1f} GB "
-                "(leandit cache --limit)"
+                f"it needs {needed / GB:.3g} GB, the cache's limit is {self.limit / GB:.3g} GB; "
+                "raise it with leandit cache --limit"
             )
         oldest_first = [entry for entry in reversed(self.entries()) if entry.key != key]
         for entry in [*oldest_first, None]:
@@ -244,10 +264,13 @@ class WeightCache:
             if entry is not None and not is_leased(self._path(entry.key)):
                 self._delete(entry.key)
         if full:
-            raise CacheError("what is in the cache is in use, and leaves no room under its limit")
+            raise CacheError(
+                "what is in the cache is in use, and leaves no room under its limit of "
+                f"{self.limit / GB:.3g} GB; raise it with leandit cache --limit"
+            )
         raise CacheError(
-            f"it needs {needed / GB:.1f} GB and {LEFT_FREE / GB:.0f} GB to spare, the disk of "
-            f"{self.folder} has {free / GB:.1f} GB free"
+            f"it needs {needed / GB:.3g} GB and {LEFT_FREE / GB:.0f} GB to spare, the disk of "
+            f"{self.folder} has {free / GB:.3g} GB free"
         )
 
     def _remove_leftovers(self) -> None:

@@ -62,12 +62,14 @@ def quantize_report(
     device: str,
     baked: int,
     seconds: float,
+    cache: str = "memory",
 ) -> Report:
     """The report of a quantization.
 
     Args:
         results: per selected layer. model_bytes: the whole model before and after.
         route: the kernels that will run the largest layer. baked: weights with LoRAs merged in.
+        cache: "memory"; "hit", "written" or "rewritten" where the weights are on the disk.
     """
     ratios = {name: result.sqnr_db for name, result in results.items()}
     worst = sorted(ratios, key=ratios.__getitem__)[:WORST_LAYERS]
@@ -90,6 +92,7 @@ def quantize_report(
         "backend_refusals": dict(route.refusals) if route else {},
         "device": device,
         "seconds": round(seconds, 3),
+        "cache": cache,
     }
     layers = tuple(_layer(decision, results) for decision in plan.decisions)
     return Report(node, summary, layers, plan.notes, _text(summary, plan))
@@ -109,12 +112,19 @@ def _layer(decision: Decision, results: Mapping[str, LayerResult]) -> dict[str, 
     }
 
 
-def cache_note(hit: bool, nbytes: int) -> str:
-    """What was done with weights that are held in the cache."""
+def cache_note(state: str, nbytes: int) -> str | None:
+    """What was done with weights that are held in the cache; None where the headline says it."""
     size = size_text(nbytes)
-    if hit:
-        return f"nothing was quantized: {size} of weights came from the cache on the disk"
-    return f"{size} of weights are in the cache on the disk now; the next session starts with them"
+    if state == "written":
+        return (
+            f"{size} of weights are in the cache on the disk now; the next session starts with them"
+        )
+    if state == "rewritten":
+        return (
+            f"the weights in the cache were damaged and were made again ({size}); if that happens "
+            "again, check the disk"
+        )
+    return None
 
 
 def finite(decibel: float) -> float | None:
@@ -157,6 +167,11 @@ def _headline(summary: dict[str, Any]) -> str:
     family = f", preset {summary['preset']}"
     if summary["family"]:
         family += f" (model family {summary['family']})"
+    if summary["cache"] == "hit":
+        return (
+            f"{summary['layers_quantized']} of {total} layers are {summary['format']}{family}, read "
+            f"from the cache on the disk in {summary['seconds']:.1f} s: nothing was quantized"
+        )
     return (
         f"quantized {summary['layers_quantized']} of {total} layers to {summary['format']}"
         f"{family}, in {summary['seconds']:.1f} s on {summary['device']}"

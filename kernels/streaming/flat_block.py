@@ -40,25 +40,22 @@ class FlatBlock:
         """
         self._tensors = tuple(tensors)
         parts = [part for tensor in self._tensors for part in _parts(tensor)]
+        small = [part.nbytes <= SMALL_BYTES for part in parts]
         self._offsets: list[int] = [0] * len(parts)
-        position = 0
-        order = sorted(range(len(parts)), key=lambda index: parts[index].nbytes > SMALL_BYTES)
-        small_end = 0
-        for index in order:
+        position = packed = 0
+        for index in sorted(range(len(parts)), key=lambda index: not small[index]):
             self._offsets[index] = position
             position += -(-parts[index].nbytes // ALIGNMENT) * ALIGNMENT
-            if parts[index].nbytes <= SMALL_BYTES:
-                small_end = position
+            packed = position if small[index] else packed
         self.nbytes = position
-        self._large = tuple(
-            Piece(offset, _as_bytes(part))
-            for offset, part in zip(self._offsets, parts, strict=True)
-            if part.nbytes > SMALL_BYTES
-        )
-        self._packed = torch.zeros(small_end, dtype=torch.uint8)
-        for offset, part in zip(self._offsets, parts, strict=True):
-            if part.nbytes <= SMALL_BYTES:
+        self._packed = torch.zeros(packed, dtype=torch.uint8)
+        large = []
+        for offset, part, is_small in zip(self._offsets, parts, small, strict=True):
+            if is_small:
                 self._packed[offset : offset + part.nbytes].copy_(_as_bytes(part))
+            else:
+                large.append(Piece(offset, _as_bytes(part)))
+        self._large = tuple(large)
 
     def pieces(self) -> tuple[Piece, ...]:
         """What to copy into a buffer so that `tensors_in` finds the block there."""

@@ -26,10 +26,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WeightCache:
     return WeightCache(cache_folder() / "weights")
 
 
+ABOUT = {"model": "Flux", "format": "int8_convrot", "file": "flux1-dev.safetensors"}
+
+
 def fill(cache: WeightCache, key: str = "a") -> Any:
-    specs = [TensorSpec("layer.weight", "I8", (1000,))]
-    tensors = [("layer.weight", torch.ones(1000, dtype=torch.int8))]
-    return cache.write(key, specs, {}, tensors, {"model": "Flux", "format": "int8_convrot"})
+    """An entry of a tenth of a megabyte."""
+    specs = [TensorSpec("layer.weight", "I8", (100_000,))]
+    tensors = [("layer.weight", torch.ones(100_000, dtype=torch.int8))]
+    return cache.write(key, specs, {}, tensors, ABOUT)
 
 
 def data(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
@@ -57,11 +61,13 @@ def test_entries_are_listed_as_text_and_as_json(
     assert "Flux" in text
     assert "int8_convrot" in text
     assert "yes" in text
+    assert "flux1-dev.safetensors" in text
+    assert "1 entry, 0.1 MB of at most 64.00 GB" in text
     (entry,) = data(capsys)["entries"]
     assert entry["key"] == "a"
     assert entry["bytes"] == cache.nbytes
     assert entry["in_use"] is True
-    assert entry["model"] == "Flux"
+    assert (entry["model"], entry["file"]) == ("Flux", "flux1-dev.safetensors")
     assert entry["last_used"].endswith("+00:00")
     del held
 
@@ -73,6 +79,11 @@ def test_clearing_spares_what_is_in_use(
     size = cache.nbytes
     fill(cache, "b")
     gc.collect()
+    assert main(["cache", "--clear"]) == 0
+    text = capsys.readouterr().out
+    assert f"removed {size / 1e6:.1f} MB; {size / 1e6:.1f} MB stay, a running ComfyUI uses" in text
+    fill(cache, "b")
+    gc.collect()
     result = data(capsys, "--clear")
     assert (result["removed_bytes"], result["kept_in_use_bytes"]) == (size, size)
     assert [entry["key"] for entry in result["entries"]] == ["a"]
@@ -81,7 +92,14 @@ def test_clearing_spares_what_is_in_use(
     assert data(capsys, "--clear")["entries"] == []
 
 
-def test_a_limit_is_kept(cache: WeightCache, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_limit_is_kept_and_acts_at_once(
+    cache: WeightCache, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(cache)
+    gc.collect()
+    result = data(capsys, "--limit", "0.00005")
+    assert (result["limit_bytes"], result["bytes"]) == (50_000, 0)
+    assert result["removed_bytes"] > 100_000
     assert data(capsys, "--limit", "1.5")["limit_bytes"] == 1_500_000_000
     assert data(capsys)["limit_bytes"] == 1_500_000_000
 
@@ -91,4 +109,4 @@ def test_a_limit_that_is_none_is_refused(
     cache: WeightCache, capsys: pytest.CaptureFixture[str], limit: str
 ) -> None:
     assert main(["cache", f"--limit={limit}"]) == 2
-    assert "--limit must be above 0 GB" in capsys.readouterr().err
+    assert "--limit must be a number of GB above 0" in capsys.readouterr().err

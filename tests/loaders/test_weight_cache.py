@@ -7,16 +7,17 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from leandit.loaders import weight_cache
 from leandit.loaders.errors import CacheError
 from leandit.loaders.lease import Lease, is_leased
 from leandit.loaders.stream import TensorSpec
-from leandit.loaders.weight_cache import WeightCache
+from leandit.loaders.weight_cache import LEFT_FREE, WeightCache
 
 COUNT, SIZE = 4, 1000
 SPECS = [TensorSpec(f"layer.{i}.weight", "I8", (SIZE,)) for i in range(COUNT)]
@@ -119,8 +120,11 @@ def test_tensors_that_raise_leave_nothing(cache: WeightCache) -> None:
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("a file in the way")
+    cache = WeightCache(tmp_path / "weights")
     with pytest.raises(CacheError, match="cannot be used"):
-        write(WeightCache(tmp_path / "weights"), "a")
+        write(cache, "a")
+    with pytest.raises(CacheError, match="cannot be used"):
+        cache.set_limit(1)
 
 
 def _write_in_a_process(folder: str, seed: int, pause: float) -> None:
@@ -161,6 +165,84 @@ def test_a_process_killed_while_writing_leaves_nothing_that_counts(tmp_path: Pat
     write(cache, "a")
     assert not list(tmp_path.glob(".*.part"))
     assert sorted(keys(cache)) == ["a", "b"]
+
+
+def spoil(path: Path) -> None:
+    """Turn one bit in the middle of the data."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def change_record(**changes: Any) -> Callable[[Path], object]:
+    def change(path: Path) -> None:
+        record = path.with_suffix(".json")
+        record.write_text(json.dumps(json.loads(record.read_text()) | changes))
+
+    return change
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a bit": spoil,
+    "cut short": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "empty": lambda path: path.write_bytes(b""),
+    "something else": lambda path: path.write_bytes(b"not a safetensors file at all" * 100),
+    "without a record": lambda path: path.with_suffix(".json").unlink(),
+    "a record that is a list": lambda path: path.with_suffix(".json").write_text("[1, 2]"),
+    "a record cut short": lambda path: path.with_suffix(".json").write_text('{"version": 1'),
+    "a record of another version": change_record(version=2),
+    "a record without digests": change_record(digests=None),
+    "a record of other tensors": change_record(digests={}),
+    "a record without notes": change_record(about=None),
+    "weights gone": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_is_not_taken_and_can_be_made_again(
+    cache: WeightCache, damage: str
+) -> None:
+    write(cache, "a")
+    gc.collect()
+    DAMAGES[damage](cache.folder / "a.safetensors")
+    assert cache.find("a", SPECS) is None
+    assert not cache.entries()
+    assert not cache.has("a")
+    write(cache, "a")
+    assert cache.find("a", SPECS) is not None
+
+
+def test_a_disk_without_room_is_refused_and_older_entries_leave_first(
+    cache: WeightCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(cache, "a")
+    gc.collect()
+
+    class Usage:
+        @property
+        def free(self) -> int:
+            return LEFT_FREE + COUNT * SIZE - (1 if cache.has("a") else 0)
+
+    monkeypatch.setattr(weight_cache.shutil, "disk_usage", lambda _: Usage())
+    write(cache, "b")
+    assert keys(cache) == ["b"]
+    monkeypatch.setattr(weight_cache, "LEFT_FREE", LEFT_FREE + 2)
+    with pytest.raises(CacheError, match="GB free"):
+        write(cache, "c")
+
+
+def test_a_smaller_limit_lets_the_oldest_leave_at_once(cache: WeightCache) -> None:
+    for age, key in enumerate("abc"):
+        write(cache, key)
+        os.utime(cache.folder / f"{key}.json", (age, age))
+    gc.collect()
+    size = cache.nbytes // 3
+    assert cache.set_limit(2 * size) == size
+    assert sorted(keys(cache)) == ["b", "c"]
+    held = cache.find("b", SPECS)
+    assert cache.set_limit(1) == size
+    assert keys(cache) == ["b"]
+    del held
 
 
 def test_weights_without_their_record_were_never_finished(cache: WeightCache) -> None:

@@ -61,6 +61,17 @@ def test_small_tensors_travel_together_and_large_ones_are_not_copied_on_the_host
     assert pieces[1].offset == pieces[0].nbytes
 
 
+@pytest.mark.parametrize("extra", [-1, 0, 1], ids=["smaller", "just as large", "larger"])
+def test_tensors_about_the_size_of_what_is_packed_come_back(extra: int) -> None:
+    tensors = [
+        torch.arange(SMALL_BYTES + extra, dtype=torch.int64).to(torch.uint8),
+        torch.ones(3),
+    ]
+    block = FlatBlock(tensors)
+    assert [raw(one) for one in block.tensors_in(filled(block))] == [raw(one) for one in tensors]
+    assert [piece.packed for piece in block.pieces()] == ([True] if extra <= 0 else [True, False])
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_quantized_weights_keep_layout_codes_and_scales(name: str) -> None:
     weight = quantize_weight(torch.randn(64, 256), FORMATS[name], 64 if "convrot" in name else None)

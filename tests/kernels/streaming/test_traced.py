@@ -83,6 +83,11 @@ def test_a_forward_without_copies_overlaps_fully() -> None:
     assert (trace.overlap, trace.bytes_per_second, trace.compute_seconds) == (1.0, 0.0, 2.0)
 
 
+def test_clocks_that_disagree_a_little_give_no_negative_times() -> None:
+    trace = StepTrace(1.0, ((0.0, 0.5),), ((0.0, 1.1),), 1)
+    assert (trace.compute_seconds, trace.overlap) == (0.0, 0.0)
+
+
 def test_the_picture_shows_when_each_engine_works() -> None:
     trace = StepTrace(1.0, ((0.0, 0.5),), ((0.4, 0.5), (0.9, 1.0)), 1)
     assert timeline(trace, 10) == ("copying   █████·····\ncomputing ████·████·  1000 ms")
