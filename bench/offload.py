@@ -18,7 +18,11 @@ from .timing import best_milliseconds
 
 BLOCKS, PARAMETERS, OUTSIDE, WIDTH = 60, 480_000_000, 1_200_000_000, 6144
 FORMATS = {"bf16": (2.0, False), "int8": (1.0, True), "int4": (4.25 / 8, True)}
-TOKENS = {"1024 x 1024": (4608, 1.8), "480p, 81 frames": (32_760, 6.5)}
+TOKENS = {
+    "512 x 512": (1536, 0.6),
+    "1024 x 1024": (4608, 1.8),
+    "480p, 81 frames": (32_760, 6.5),
+}
 """Tokens of one step, and GiB of activations at its peak."""
 
 COPY_BYTES = 1 << 28

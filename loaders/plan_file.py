@@ -47,13 +47,15 @@ def plan_file(
     ram = None if ram_gb is None else int(ram_gb * GIB)
     model = read_model_file(path)
     stored = model.blocks(None)
-    plans = []
+    plans, notes = [], []
     for label, name in FORMATS.items():
         try:
             blocks = model.blocks(None if name is None else settings_from(name))
         except NothingSelectedError:
-            continue  # the file is in no float format: only as it is stored
+            notes.append(f"{label}: nothing of the file is left to quantize")
+            continue
         if name is not None and blocks == stored:
+            notes.append(f"{label}: nothing of the file is left to quantize")
             continue
         plans.append(_plan(label, blocks, _is_int8(model, name), card, ram, tokens))
     return {
@@ -74,6 +76,7 @@ def plan_file(
             "rates": "assumed, not measured",
         },
         "plans": plans,
+        "notes": notes,
     }
 
 
@@ -95,8 +98,8 @@ def _plan(
         "weights_bytes": sum(blocks.blocks) + blocks.outside,
         "resident_blocks": plan.resident,
         "streamed_bytes_per_step": plan.streamed_bytes,
-        "step_seconds": round(plan.seconds, 4),
-        "compute_seconds": round(plan.compute_seconds, 4),
+        "step_seconds": float(f"{plan.seconds:.4g}"),
+        "compute_seconds": float(f"{plan.compute_seconds:.4g}"),
         "residents_to_hide": plan.residents_to_hide,
         "hidden": plan.hidden,
         "fits": plan.fits,

@@ -72,7 +72,7 @@ class LeanDiTLayerwiseOffload:
                         "min": 0.0,
                         "max": MOST_FREE_GB,
                         "step": 0.1,
-                        "tooltip": "Gigabytes (GiB) of the card to leave to other programs, 0 to 1024. "
+                        "tooltip": "Memory of the card, in GiB, to leave to other programs, 0 to 1024. "
                         "Works under dynamic VRAM, too.",
                     },
                 ),

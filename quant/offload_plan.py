@@ -147,8 +147,8 @@ def _verdict(
         return False, f"not even two buffers of the largest block ({largest:.2f} GiB) fit"
     if ram is not None and streamed and needed_ram > ram:
         return False, (
-            f"streaming needs the weights in main memory: {needed_ram / GIB:.0f} GiB of "
-            f"{ram / GIB:.0f} GiB"
+            f"streaming needs {needed_ram / GIB:.1f} GiB of main memory for the weights, there are "
+            f"{ram / GIB:.1f}"
         )
     if not streamed:
         return True, "everything stays on the card"

@@ -96,10 +96,11 @@ def offload_report(
     Args:
         why_not: see `refusal`. baked: weights into which LoRAs were merged.
     """
-    lines = [_manager_line(facts), _size_line(facts)]
-    if why_not:
-        lines.append(why_not)
-    elif outcome is None:
+    lines = [why_not] if why_not else []
+    if facts.manager != CPU:
+        lines.append(_manager_line(facts))
+    lines.append(_size_line(facts))
+    if outcome is None and not why_not:
         lines.append(_intention(settings))
     if outcome is not None:
         lines += _outcome_lines(facts, settings, outcome, why_not)
@@ -121,7 +122,6 @@ def offload_report(
 
 def _manager_line(facts: OffloadFacts) -> str:
     who = {
-        CPU: "no memory manager is needed on a CPU",
         DYNAMIC: "ComfyUI's dynamic VRAM is in charge",
         ORDINARY: "ComfyUI's ordinary patcher is in charge",
     }[facts.manager]

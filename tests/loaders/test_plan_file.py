@@ -84,7 +84,7 @@ def test_too_small_a_card_and_too_little_memory_are_said(tmp_path: Path) -> None
     assert not any(plan["fits"] for plan in small["plans"])
     assert "do not fit" in small["plans"][0]["why"] or "not even two" in small["plans"][0]["why"]
     poor = plan_file(path, "4060", None, 8, 4608)["plans"][0]
-    assert not poor["fits"] and "streaming needs the weights in main memory" in poor["why"]
+    assert not poor["fits"] and "of main memory for the weights, there are 8.0" in poor["why"]
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,44 @@ def test_the_command_prints_a_table_and_json(
     path = str(header_only(tmp_path / "m.safetensors"))
     assert main(["plan", path, "--vram", "12", "--ram", "64", "--tokens", "4096"]) == 0
     text = capsys.readouterr().out
-    assert "rates assumed, not measured" in text and "int8_convrot" in text
+    assert "Speeds are assumed, not measured" in text and "int8_convrot" in text
     assert main(["plan", path, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert set(data) == {"file", "machine", "plans"}
     keys = {"format", "weights_bytes", "resident_blocks", "streamed_bytes_per_step", "why"}
     assert keys | {"step_seconds", "hidden", "fits"} <= set(data["plans"][0])
+
+
+def test_a_model_too_small_to_take_time_has_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(MODEL_FILE), "--tokens", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "4.7 MB" in text
+    assert "everything stays on the card" in text
+    assert "Speeds are assumed, not measured: 27 GB/s from pinned memory" in text
+
+
+def test_what_does_not_fit_has_no_figures_but_a_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(header_only(tmp_path / "m.safetensors"))
+    assert main(["plan", path, "--vram", "12", "--ram", "8"]) == 0
+    line = next(row for row in capsys.readouterr().out.splitlines() if "as stored" in row)
+    assert "does not fit" in line
+    assert "GiB of main memory for the weights, there are 8.0" in line
+    assert " of 80" not in line
+
+
+def test_a_file_that_is_quantized_says_what_is_left_out(tmp_path: Path) -> None:
+    quantize_file(MODEL_FILE, tmp_path / "q.safetensors", settings_from("int8_convrot"))
+    data = plan_file(tmp_path / "q.safetensors", "4090", None, None, 100)
+    assert [plan["format"] for plan in data["plans"]] == ["as stored"]
+    assert data["notes"] == [
+        f"{name}: nothing of the file is left to quantize"
+        for name in ("int8_convrot", "w4a8_convrot")
+    ]
+
+
+def test_a_gguf_file_is_told_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(CheckpointError, match="is a GGUF file, not safetensors"):
+        plan_file(tmp_path / "m.gguf", "4090", None, None, 100)

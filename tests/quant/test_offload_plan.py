@@ -118,7 +118,7 @@ def test_the_verdict_counts_the_streamed_blocks() -> None:
 def test_main_memory_that_is_too_small_is_said() -> None:
     plan = plan_offload(work("bf16", "1024"), CARDS["4090"], ram=32 * GIB)
     assert not plan.fits
-    assert plan.why == "streaming needs the weights in main memory: 56 GiB of 32 GiB"
+    assert plan.why == ("streaming needs 55.9 GiB of main memory for the weights, there are 32.0")
     assert plan_offload(work("int8", "1024"), CARDS["4090"], ram=32 * GIB).fits
 
 

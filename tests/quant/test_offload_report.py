@@ -113,6 +113,12 @@ def test_why_nothing_streams(
     assert why == words if words is None else words in str(why)
 
 
+def test_on_a_cpu_the_reason_comes_first_and_no_manager_is_named() -> None:
+    lines = text(replace(FACTS, manager=CPU, device="cpu"), None).splitlines()
+    assert lines[0].startswith("ComfyUI runs on the CPU")
+    assert len(lines) == 2
+
+
 def test_notes_on_loras() -> None:
     patched = replace(FACTS, patched=7, notes=("4 blocks were asked for",))
     report = offload_report("Node", patched, OffloadSettings(), None, None)
