@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +16,25 @@ from . import linears
 
 
 @dataclass(frozen=True)
-class HeldWeight:
-    """A parameter of a module in a block, as it stands when a run begins."""
+class HeldModule:
+    """A module in a block and all its parameters, as they stand when streaming begins."""
 
-    owner: torch.nn.Module
-    name: str
-    tensor: Any
+    module: torch.nn.Module
+    names: tuple[str, ...]
+    tensors: tuple[Any, ...]
 
     def is_in_place(self) -> bool:
-        """Whether the module still holds this parameter, and in main memory."""
-        return (
-            self.owner._parameters.get(self.name) is self.tensor
-            and self.tensor.device.type == "cpu"
+        """Whether the module still holds these parameters and no others, in main memory."""
+        now = {name: p for name, p in self.module._parameters.items() if p is not None}
+        return tuple(now) == self.names and all(
+            now[name] is tensor and tensor.device.type == "cpu"
+            for name, tensor in zip(self.names, self.tensors, strict=True)
         )
+
+    def bind(self, tensors: Sequence[Any]) -> None:
+        """Have the module hold other tensors in place of its parameters."""
+        for name, tensor in zip(self.names, tensors, strict=True):
+            self.module._parameters[name] = tensor
 
 
 def block_names(patcher: ModelPatcher) -> tuple[str, ...]:
@@ -55,17 +62,18 @@ def is_offloaded(module: torch.nn.Module, load_device: torch.device) -> bool:
     return any(p.device != load_device for p in parameters)
 
 
-def offloaded_weights(
+def offloaded_modules(
     patcher: ModelPatcher, block: str, load_device: torch.device
-) -> list[HeldWeight]:
-    """The parameters of a block in main memory that can be streamed."""
-    return [
-        HeldWeight(module, name, parameter)
-        for module in modules_of(patcher, block)
-        if is_offloaded(module, load_device)
-        for name, parameter in module._parameters.items()
-        if parameter is not None and parameter.device.type == "cpu" and can_stream(parameter)
-    ]
+) -> list[HeldModule]:
+    """The modules of a block all of whose parameters are in main memory and can be streamed."""
+    found = []
+    for module in modules_of(patcher, block):
+        held = {name: p for name, p in module._parameters.items() if p is not None}
+        if is_offloaded(module, load_device) and all(
+            p.device.type == "cpu" and can_stream(p) for p in held.values()
+        ):
+            found.append(HeldModule(module, tuple(held), tuple(held.values())))
+    return found
 
 
 def module_bytes(module: torch.nn.Module) -> int:

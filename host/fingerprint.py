@@ -6,7 +6,6 @@ import hashlib
 import importlib.metadata
 import os
 import sys
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +21,7 @@ from .progress import interruptible
 
 THREADS = 4
 DIGEST_BYTES = 16
+BEGINNING_BYTES = 4096
 
 
 def quantized_key(
@@ -39,18 +39,16 @@ def quantized_key(
     selected = plan.selected
     hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
     _add(hasher, _arithmetic(selected, device, bake and bool(model.patches)))
-    with ThreadPoolExecutor(THREADS) as pool:
+    pool = ThreadPoolExecutor(THREADS)
+    try:
         digests = pool.map(
             lambda decision: _layer(decision, model, modules, pristine, bake), selected
         )
-        for digest in _as_they_come(digests, selected):
+        for digest, _ in zip(digests, interruptible(selected), strict=True):
             hasher.update(digest)
+    finally:
+        pool.shutdown(cancel_futures=True)
     return hasher.hexdigest()
-
-
-def _as_they_come(digests: Iterable[bytes], selected: tuple[Quantize, ...]) -> Iterable[bytes]:
-    for digest, _ in zip(digests, interruptible(selected), strict=True):
-        yield digest
 
 
 def _arithmetic(
@@ -118,8 +116,8 @@ def _add_tensor(hasher: Any, tensor: Any) -> None:
     hasher.update(data.numpy().data)
 
 
-def _place_in_file(tensor: torch.Tensor) -> list[int] | None:
-    """File, size, time of change and offset of a tensor that ComfyUI has mapped read-only.
+def _place_in_file(tensor: torch.Tensor) -> list[Any] | None:
+    """File, its size, time of change and beginning, and offset of a tensor ComfyUI has mapped read-only.
 
     Such memory cannot have been written since. None for others, and where the file cannot be asked.
     """
@@ -129,8 +127,10 @@ def _place_in_file(tensor: torch.Tensor) -> list[int] | None:
         return None
     try:
         status = os.fstat(handle)
+        beginning = os.pread(handle, BEGINNING_BYTES, 0)
     except (OSError, OverflowError):
         return None
     inside = [tensor.storage_offset(), *tensor.stride()]
-    file = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
+    # The device's number is left out: some file systems have another one after every start.
+    file = [status.st_ino, status.st_size, status.st_mtime_ns, beginning]
     return [*file, place.offset, place.size, *inside]

@@ -27,7 +27,8 @@ from ..quant.offload_settings import OffloadSettings
 from ..quant.report import Report, plain_report
 from . import block_weights, managers, residency
 from .bake import bake_loras
-from .offload_run import MakeDevice, OffloadRun
+from .block_stream import MakeDevice
+from .offload_run import OffloadRun
 from .twin_patcher import TORCH_COMPILE_KEY
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ KEY = "leandit.layerwise_offload"
 NODE = "LeanDiTLayerwiseOffload"
 USUAL_SHAPE = (1, 16, 128, 128)
 """Of a latent, where a sampler does not show its own: a 1024 x 1024 image."""
+
+WRAPPERS = (WrappersMP.PREPARE_SAMPLING, WrappersMP.SAMPLER_SAMPLE, WrappersMP.DIFFUSION_MODEL)
 
 Show = Callable[[str], None]
 DeviceFor = Callable[[torch.device], MakeDevice | None]
@@ -62,23 +65,23 @@ def layerwise_offload(
     """
     if settings.mode == "off":
         return without_offload(model), plain_report(NODE, "mode off: the model is unchanged")
-    baked = 0
-    clone = model
-    if settings.bake and settings.mode != "report":
+    facts = facts_of(model)
+    why_not = refusal(facts, settings, device_for(model.load_device) is not None)
+    clone, baked = model, 0
+    if settings.bake and why_not is None:
         clone, baked = bake_loras(model)
+        facts = facts_of(clone)
     clone = without_offload(clone)
     offload = LayerwiseOffload(settings, show, device_for)
-    clone.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, KEY, offload.sample)
-    clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, KEY, offload.forward)
-    facts = facts_of(clone)
-    why_not = refusal(facts, settings, device_for(clone.load_device) is not None)
+    for kind, wrapper in zip(WRAPPERS, offload.wrappers, strict=True):
+        clone.add_wrapper_with_key(kind, KEY, wrapper)
     return clone, offload_report(NODE, facts, settings, why_not, None, baked)
 
 
 def without_offload(model: ModelPatcher) -> ModelPatcher:
     """A clone without the wrappers of a node before."""
     clone = model.clone()
-    for kind in (WrappersMP.SAMPLER_SAMPLE, WrappersMP.DIFFUSION_MODEL):
+    for kind in WRAPPERS:
         clone.remove_wrappers_with_key(kind, KEY)
     return clone
 
@@ -88,6 +91,7 @@ def facts_of(patcher: ModelPatcher) -> OffloadFacts:
     blocks = block_weights.block_names(patcher)
     modules = [m for block in blocks for m in block_weights.modules_of(patcher, block)]
     compiled = patcher.wrappers.get(WrappersMP.APPLY_MODEL, {}).get(TORCH_COMPILE_KEY)
+    patches = patcher.object_patches.values()
     return OffloadFacts(
         manager=managers.manager_of(patcher),
         patcher=type(patcher).__name__,
@@ -97,7 +101,10 @@ def facts_of(patcher: ModelPatcher) -> OffloadFacts:
         block_bytes=sum(map(block_weights.module_bytes, modules)),
         model_bytes=comfy.model_management.module_size(patcher.model),
         patched=len(patcher.patches),
-        compiled=bool(compiled),
+        compiled=bool(compiled) or any(type(p).__name__ == "OptimizedModule" for p in patches),
+        hooks=bool(patcher.hook_patches or patcher.forced_hooks),
+        gpu_only=patcher.load_device.type != "cpu"
+        and patcher.offload_device == patcher.load_device,
     )
 
 
@@ -113,7 +120,24 @@ class LayerwiseOffload:
         self._show = show
         self._device_for = device_for
         self._run: OffloadRun | None = None
-        self._decided: dict[Hashable, Trial] = {}
+        self._for_one_step: int | None = None
+        self._trials: dict[Hashable, Trial] = {}
+
+    @property
+    def wrappers(self) -> tuple[Callable[..., Any], ...]:
+        """In the order of WRAPPERS."""
+        return self.prepare, self.sample, self.forward
+
+    def prepare(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        """Wraps ComfyUI's loading of the model: notes what it keeps free of weights for a step."""
+        result = executor(*args, **kwargs)
+        given = dict(zip(("model", "noise_shape", "conds"), args, strict=False)) | kwargs
+        self._for_one_step = None
+        if isinstance(given.get("model"), ModelPatcher) and "noise_shape" in given:
+            self._for_one_step = residency.bytes_for_one_step(
+                given["model"], given["noise_shape"], given.get("conds")
+            )
+        return result
 
     def sample(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         """Wraps the sampler: the model is loaded by now, and the first step has not begun."""
@@ -140,16 +164,16 @@ class LayerwiseOffload:
         facts = facts_of(patcher)
         make = self._device_for(patcher.load_device)
         why_not = refusal(facts, self.settings, make is not None)
+        for_one_step = self._for_one_step or residency.bytes_for_one_step(patcher, shape, None)
         run: OffloadRun | None = None
         try:
             if facts.manager == DYNAMIC:
-                facts = self._cap_dynamic(patcher, facts, shape)
+                facts = self._cap_dynamic(patcher, facts, for_one_step)
             if make is None or facts.manager == DYNAMIC or not facts.blocks:
                 yield
                 return
-            if why_not is None:
-                facts = self._arrange(patcher, facts, shape)
-            run = self._begin(patcher, shape, make, why_not is None)
+            trial = self._trial(patcher, shape) if why_not is None else None
+            run = OffloadRun(patcher, self.settings, trial, make, for_one_step)
             with run:
                 self._run = run
                 yield
@@ -157,50 +181,23 @@ class LayerwiseOffload:
             self._run = before
             self._report(patcher, facts, why_not, run)
 
-    def _arrange(
-        self, patcher: ModelPatcher, facts: OffloadFacts, shape: tuple[int, ...]
-    ) -> OffloadFacts:
-        """Have ComfyUI keep what the settings ask for, and leave room for the buffers."""
-        spare = residency.spare_bytes(patcher, shape) - int(self.settings.keep_free_gb * GIB)
-        blocks = block_weights.block_names(patcher)
-        wanted = self.settings.resident
-        if wanted is None:
-            residency.make_room(patcher, blocks, self.settings.slots, spare)
-            return facts
-        held = residency.hold_blocks(patcher, blocks, wanted, self.settings.slots, spare)
-        if held < min(wanted, len(blocks)):
-            note = f"{wanted} blocks were to stay on the card, {held} fit beside the buffers"
-            return replace(facts, notes=(*facts.notes, note))
-        return facts
-
-    def _begin(
-        self, patcher: ModelPatcher, shape: tuple[int, ...], make: MakeDevice, streams: bool
-    ) -> OffloadRun:
-        """A run whose buffers are allocated; it only measures where they do not fit."""
-        blocks = block_weights.block_names(patcher)
-        slots = self.settings.slots
-        observer = OffloadRun(patcher, blocks, slots, None, make)
-        if not streams or not any(observer.sizes):
-            return observer
-        key = (type(patcher.model).__name__, shape, tuple(observer.sizes), slots)
+    def _trial(self, patcher: ModelPatcher, shape: tuple[int, ...]) -> Trial:
+        """A new one, or the one that has decided for such a run before."""
         if self.settings.mode == "on":
-            trial = Trial(stream=True, decided=True)
-        else:
-            trial = self._decided.setdefault(key, Trial())
-            if not trial.decided:
-                trial = self._decided[key] = Trial()
-            elif not trial.stream:
-                observer.trial = trial
-                return observer
-        return OffloadRun(patcher, blocks, slots, trial, make)
+            return Trial(stream=True, decided=True)
+        key = (type(patcher.model).__name__, shape, patcher.model_size())
+        known = self._trials.get(key)
+        if known is None or not known.decided:
+            known = self._trials[key] = Trial()
+        return known
 
     def _cap_dynamic(
-        self, patcher: ModelPatcher, facts: OffloadFacts, shape: tuple[int, ...]
+        self, patcher: ModelPatcher, facts: OffloadFacts, for_one_step: int
     ) -> OffloadFacts:
         """Set what dynamic VRAM exposes: a limit to what stays on the card."""
         caps = []
         if self.settings.mode != "report" and self.settings.keep_free_gb:
-            spare = residency.spare_bytes(patcher, shape) + int(patcher.loaded_size())
+            spare = residency.spare_bytes(patcher, for_one_step) + int(patcher.loaded_size())
             caps.append(max(0, spare - int(self.settings.keep_free_gb * GIB)))
         if self.settings.mode != "report" and self.settings.resident is not None and facts.blocks:
             share = min(self.settings.resident / facts.blocks, 1.0)
@@ -224,6 +221,10 @@ class LayerwiseOffload:
         run: OffloadRun | None,
     ) -> None:
         outcome = _outcome(patcher, facts, run)
+        wanted = min(self.settings.resident or 0, facts.blocks)
+        if run is not None and run.held is not None and run.held < wanted:
+            note = f"{wanted} blocks were to stay on the card, {run.held} fit beside the buffers"
+            facts = replace(facts, notes=(*facts.notes, note))
         self.last_report = offload_report(NODE, facts, self.settings, why_not, outcome)
         logger.info("layerwise offload: %s", self.last_report.text)
         if self._show is not None:
@@ -234,23 +235,10 @@ def _outcome(
     patcher: ModelPatcher, facts: OffloadFacts, run: OffloadRun | None
 ) -> OffloadOutcome | None:
     peak = torch.cuda.max_memory_allocated(patcher.load_device) if facts.device == "cuda" else 0
-    if run is None:
-        resident = managers.dynamic_bytes(patcher) if facts.manager == DYNAMIC else None
-        if resident is None:
-            return None
-        streamed = max(facts.model_bytes - resident, 0)
-        return OffloadOutcome(resident, streamed, facts.blocks, peak_vram_bytes=peak)
-    streamed = sum(run.sizes)
-    return OffloadOutcome(
-        resident_bytes=max(facts.block_bytes - streamed, 0),
-        streamed_bytes=streamed,
-        streamed_blocks=sum(size > 0 for size in run.sizes),
-        ring_bytes=run.ring_bytes,
-        pinned_bytes=run.pinned_bytes,
-        peak_vram_bytes=peak,
-        forwards=run.forwards,
-        streaming=run.streamed,
-        out_of_memory=run.out_of_memory,
-        gain=run.trial.gain,
-        trace=run.trace,
-    )
+    if run is not None:
+        return run.outcome(facts.block_bytes, peak)
+    resident = managers.dynamic_bytes(patcher) if facts.manager == DYNAMIC else None
+    if resident is None:
+        return None
+    streamed = max(facts.model_bytes - resident, 0)
+    return OffloadOutcome(resident, streamed, facts.blocks, peak_vram_bytes=peak)

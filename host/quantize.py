@@ -83,12 +83,12 @@ def quantize_model(
         report = _report(model, model, plan, {}, settings, compute_device, 0, started)
         return model.clone(), report
 
-    _make_room(plan, compute_device)
     bake = loras == "bake"
     modules = linears.linear_modules(model)
     plan = _with_note_of_quantized_before(plan, modules, pristine)
 
     def quantize() -> Iterator[Layer]:
+        _make_room(plan, compute_device)
         for decision in interruptible(plan.selected):
             module = modules[decision.layer.name]
             yield _quantize_layer(model, module, decision, pristine, compute_device, bake)

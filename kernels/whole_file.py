@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -15,8 +16,12 @@ def keep_whole(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    except OSError:
+        return
+    try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
         os.replace(temporary, path)
     except OSError:
-        return
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)

@@ -94,7 +94,7 @@ class WeightCache:
             raise CacheError(f"{self._settings} cannot be written")
         with self._locked():
             before = self.nbytes
-            for entry in reversed(self.entries()):
+            for entry in reversed(self._entries()):
                 if self.nbytes > nbytes and not is_leased(self._path(entry.key)):
                     self._delete(entry.key)
             return before - self.nbytes
@@ -115,15 +115,18 @@ class WeightCache:
         path = self._path(key)
         if not path.is_file():
             return None
-        with self._locked():
-            lease = Lease(path)
-        found = self._verified(path, specs)
-        if found is None:
-            lease.release()
-            self._remove(key)
-            return None
-        checkpoint, record = found
-        os.utime(self._record(key))
+        try:
+            with self._locked():
+                lease = Lease(path)
+            found = self._verified(path, specs)
+            if found is None:
+                lease.release()
+                self._remove(key)
+                return None
+            checkpoint, record = found
+            _touch(self._record(key))
+        except OSError as error:
+            raise CacheError(f"{self.folder} cannot be used: {error}") from error
         return CachedFile(checkpoint, lease, record["about"])
 
     def write(
@@ -154,17 +157,32 @@ class WeightCache:
             digests = write_stream(path, specs, metadata, tensors)
             content = {"version": RECORD_VERSION, "digests": digests, "about": dict(about)}
             keep_whole(self._record(key), json.dumps(content).encode())
+            if "digests" not in _read_json(self._record(key)):
+                raise OSError(f"{self._record(key)} cannot be written")
             return CachedFile(open_checkpoint(path), lease, content["about"])
         except (OSError, CheckpointError) as error:
             lease.release()
-            self._remove(key)
+            # Where another process has written and mapped the same entry, Windows lets nobody replace
+            # it; that one is as good.
+            other = self.find(key, specs)
+            if other is not None:
+                return other
             raise CacheError(f"it could not be written: {error}") from error
         except BaseException:
             lease.release()
             raise
 
     def entries(self) -> list[Entry]:
-        """All finished entries, those used last first."""
+        """All finished entries, those used last first.
+
+        Raises:
+            CacheError: if the folder cannot be used.
+        """
+        with self._locked():
+            return self._entries()
+
+    def _entries(self) -> list[Entry]:
+        """Called under the lock: asking for a lease must not meet one that is being made."""
         found = []
         for record in self.folder.glob(f"*{RECORD}"):
             path = record.with_suffix(WEIGHTS)
@@ -217,7 +235,7 @@ class WeightCache:
             lock.acquire()
         except Timeout as error:
             raise CacheError(f"another process holds {self.folder} locked") from error
-        except OSError as error:
+        except (OSError, NotImplementedError) as error:
             raise CacheError(f"{self.folder} cannot be used: {error}") from error
         try:
             yield
@@ -255,7 +273,7 @@ class WeightCache:
                 f"it needs {needed / GB:.3g} GB, the cache's limit is {self.limit / GB:.3g} GB; "
                 "raise it with leandit cache --limit"
             )
-        oldest_first = [entry for entry in reversed(self.entries()) if entry.key != key]
+        oldest_first = [entry for entry in reversed(self._entries()) if entry.key != key]
         for entry in [*oldest_first, None]:
             full = self.nbytes + needed > self.limit
             free = shutil.disk_usage(self.folder).free
@@ -278,10 +296,10 @@ class WeightCache:
         for part in self.folder.glob(f".*{WEIGHTS}.*{PART}"):
             key = part.name[1:].partition(WEIGHTS)[0]
             if not is_leased(self._path(key)):
-                part.unlink(missing_ok=True)
+                _unlink(part)
         for path in self.folder.glob(f"*{WEIGHTS}"):
             if not self._record(path.stem).is_file() and not is_leased(path):
-                path.unlink(missing_ok=True)
+                _unlink(path)
 
     def _remove(self, key: str) -> None:
         """Remove an entry that nobody uses."""
@@ -290,11 +308,23 @@ class WeightCache:
                 self._delete(key)
 
     def _delete(self, key: str) -> None:
-        try:
-            self._record(key).unlink(missing_ok=True)
-            self._path(key).unlink(missing_ok=True)
-        except PermissionError:
-            return  # Windows does not remove what some program has open
+        _unlink(self._record(key))
+        _unlink(self._path(key))
+
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except PermissionError:
+        return  # Windows does not remove what some program has open; the next time will
+
+
+def _touch(path: Path) -> None:
+    """Note that an entry is used; without it, it only leaves earlier."""
+    try:
+        os.utime(path)
+    except OSError:
+        return
 
 
 def _read_json(path: Path) -> dict[str, Any]:

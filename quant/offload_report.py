@@ -20,7 +20,8 @@ class OffloadFacts:
     """What is known before a run. manager: CPU, DYNAMIC or ORDINARY; patcher: its class; device: type
     of the device; own_queue: whether the model's code queues blocks ahead under dynamic VRAM; blocks:
     their number; block_bytes, model_bytes: sizes; patched: weights with LoRAs waiting; compiled:
-    whether torch.compile is on the model."""
+    whether torch.compile is on the model; hooks: whether LoRA hooks change weights in the middle of a
+    run; gpu_only: whether ComfyUI leaves nothing in main memory (--gpu-only, --highvram)."""
 
     manager: str
     patcher: str
@@ -31,14 +32,16 @@ class OffloadFacts:
     model_bytes: int
     patched: int = 0
     compiled: bool = False
+    hooks: bool = False
+    gpu_only: bool = False
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class OffloadOutcome:
     """What a run did. Bytes are of the blocks: resident ones, copied in one forward, in buffers, and of
-    the masters that are pinned. streaming: at the end of the run; out_of_memory: whether the buffers did
-    not fit; gain: what the trial measured."""
+    the masters that are pinned. streaming: at the end of the run; undecided: whether it was still being
+    measured then; out_of_memory: whether the buffers did not fit; gain: what was measured."""
 
     resident_bytes: int = 0
     streamed_bytes: int = 0
@@ -48,6 +51,7 @@ class OffloadOutcome:
     peak_vram_bytes: int = 0
     forwards: int = 0
     streaming: bool = False
+    undecided: bool = False
     out_of_memory: bool = False
     gain: float | None = None
     trace: StepTrace | None = None
@@ -68,6 +72,13 @@ def refusal(facts: OffloadFacts, settings: OffloadSettings, can_overlap: bool) -
         )
     if not can_overlap:
         return f"copying while computing works on CUDA and ROCm cards only, this is {facts.device}"
+    if facts.gpu_only:
+        return "ComfyUI keeps everything on the card (--gpu-only or --highvram): nothing is to be streamed"
+    if facts.hooks:
+        return (
+            "LoRA hooks are on the model: ComfyUI changes weights in the middle of a run, which copies "
+            "made ahead would miss, so nothing is streamed ahead"
+        )
     if not facts.blocks:
         return "the model has no repeated blocks, so there is nothing to stream"
     return "mode report: nothing is changed" if settings.mode == "report" else None
@@ -109,7 +120,9 @@ def offload_report(
         notes.append(
             f"LoRAs are merged into {baked} weights, held in main memory beside the originals"
         )
-    elif facts.patched and facts.manager != CPU:
+    elif settings.bake and why_not:
+        notes.append("LoRAs are not merged, since nothing is streamed")
+    elif facts.patched and facts.manager == ORDINARY:
         notes.append(
             f"LoRAs on {facts.patched} weights: ComfyUI applies them to streamed weights in every "
             "step; lora bake merges them once"
@@ -197,8 +210,10 @@ def _verdict(outcome: OffloadOutcome) -> str:
             "the buffers did not fit on the card, so ComfyUI has streamed the weights itself; try fewer "
             "resident blocks, a prefetch of 1 or more keep_free_gb"
         )
+    if outcome.undecided:
+        return "still measuring when the run ended: six steps are needed, the next run starts anew"
     if outcome.gain is None:
-        return "streaming ahead" if outcome.streaming else "still measuring when the run ended"
+        return "streaming ahead"
     percent = f"{outcome.gain:+.1%}"
     if outcome.streaming:
         return f"streaming ahead saves {percent.lstrip('+')} of a step"

@@ -86,9 +86,9 @@ def stored_bytes(tensor: torch.Tensor) -> int:
     return sum(part.nbytes for part in _parts(tensor))
 
 
-def is_pinned(tensor: torch.Tensor) -> bool:
-    """Whether the largest part lies in memory the card reads without help of the processor."""
-    return max(_parts(tensor), key=lambda part: part.nbytes).is_pinned()
+def pinned_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor in memory that the card reads without help of the processor."""
+    return sum(part.nbytes for part in _parts(tensor) if part.is_pinned())
 
 
 def _parts(tensor: Any) -> Iterator[torch.Tensor]:

@@ -58,10 +58,10 @@ class BlockRing(Generic[Buffer, Event]):
         try:
             for _ in range(self._count):
                 self._slots.append(Slot(self._device.allocate(self._bytes)))
+            self._prefetch()
         except BaseException:
             self._release()
             raise
-        self._prefetch()
         return self
 
     def __exit__(

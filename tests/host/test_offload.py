@@ -75,6 +75,11 @@ def wrapper_of(model: Any) -> Any:
     return next(by_key[KEY][0].__self__ for by_key in model.wrappers.values() if by_key.get(KEY))
 
 
+def streams(late: Any) -> list[Any]:
+    """The devices that had blocks to copy; others only measure."""
+    return [device for device in late.LateDevice.made if len(device.blocks)]
+
+
 def longer(tiny: Any, family: str, dtype: torch.dtype = torch.float32) -> Any:
     return tiny.build(family, dtype, **LONGER[family])
 
@@ -103,7 +108,7 @@ def test_the_output_is_the_same_bit_for_bit(
     assert torch.equal(tiny.sample(streamed, family), expected)
     assert parameters(model) == before
     assert hooks(model) == 0
-    (device,) = late.LateDevice.made
+    (device,) = streams(late)
     sizes = [block.nbytes for block in device.blocks]
     moving = [index for index, size in enumerate(sizes) if size]
     assert len(moving) == len(sizes) - 1
@@ -117,13 +122,12 @@ def test_the_output_is_the_same_bit_for_bit(
     assert torch.equal(tiny.sample(model, family), expected)
 
 
-ORDERS = list(permutations(["row split", "attention", "offload"]))
+ORDERS = list(permutations(["quantize", "row split", "attention", "offload"]))
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=[", ".join(order) for order in ORDERS])
-@pytest.mark.parametrize("quantize", ["quantize first", "quantize last"])
 def test_it_chains_with_the_other_nodes_in_any_order(
-    tiny: Any, offload: Any, late: Any, order: tuple[str, ...], quantize: str
+    tiny: Any, offload: Any, late: Any, order: tuple[str, ...]
 ) -> None:
     from leandit.host.attention import select_attention
     from leandit.host.quantize import quantize_model
@@ -136,15 +140,14 @@ def test_it_chains_with_the_other_nodes_in_any_order(
         "attention": lambda m: select_attention(m, AttentionSettings(dense="sdpa")),
         "offload": offload,
     }
-    chain = [*order, "quantize"] if quantize == "quantize last" else ["quantize", *order]
     model = longer(tiny, "flux", torch.bfloat16)
     plain = model
-    for name in chain:
+    for name in order:
         model = steps[name](model)
         plain = plain if name == "offload" else steps[name](plain)
     expected = tiny.sample(plain, "flux")
     assert torch.equal(tiny.sample(model, "flux"), expected)
-    (device,) = late.LateDevice.made
+    (device,) = streams(late)
     assert len(set(device.copies)) == 5
     int8 = sum(b.nbytes for b in device.blocks)
     assert int8 < 0.6 * sum(
@@ -260,7 +263,7 @@ def test_whatever_ends_a_block_leaves_the_model_as_it_was(
     undo()
     assert parameters(model) == before
     assert hooks(model) == 0
-    (device,) = late.LateDevice.made
+    (device,) = streams(late)
     assert not device.alive
     assert wrapper_of(streamed)._run is None
     assert torch.equal(tiny.sample(streamed, "flux"), expected)
@@ -367,7 +370,7 @@ def test_runs_leave_no_memory_behind(tiny: Any, offload: Any, late: Any) -> None
         gc.collect()
         sizes.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
-    assert len(devices) == 4
+    assert len(devices) == 2 * 4
     assert all(device() is None for device in devices)
     assert sizes[2] - sizes[1] < 64_000
     base = weakref.ref(model.model)
@@ -409,15 +412,15 @@ def test_auto_measures_and_keeps_what_pays(
     summary = wrapper_of(streamed).last_report.summary
     assert summary["gain"] == pytest.approx(1 - streaming / without)
     assert summary["streaming"] is stays
-    moving = [b for b in late.LateDevice.made[-1].blocks if b.nbytes]
-    copies = len(late.LateDevice.made[-1].copies)
+    moving = [b for b in streams(late)[-1].blocks if b.nbytes]
+    copies = len(streams(late)[-1].copies)
     # Three forwards without, three with, and three more where it stays on.
     assert copies <= len(moving) * (6 if stays else 3) + 2
     assert copies >= len(moving) * (6 if stays else 3) - 2
     # The next run remembers.
     late.LateDevice.made.clear()
     tiny.sample(streamed, "wan", 2)
-    assert bool(late.LateDevice.made[-1].copies) is stays
+    assert bool(streams(late)) is stays
     assert wrapper_of(streamed).last_report.summary["streaming"] is stays
 
 
@@ -425,7 +428,7 @@ def test_a_node_after_a_node_replaces_it(tiny: Any, offload: Any, late: Any) -> 
     model = longer(tiny, "wan")
     expected = tiny.sample(model, "wan")
     assert torch.equal(tiny.sample(offload(offload(model)), "wan"), expected)
-    assert len(late.LateDevice.made) == 1
+    assert len(streams(late)) == 1
     late.LateDevice.made.clear()
     assert torch.equal(tiny.sample(offload(offload(model), mode="off"), "wan"), expected)
     assert not late.LateDevice.made
@@ -444,7 +447,9 @@ def test_blocks_compiled_one_by_one_stream(tiny: Any, offload: Any, late: Any) -
     set_torch_compile_wrapper(streamed, backend=counter, options=None, mode=None, keys=keys)
     assert torch.equal(tiny.sample(streamed, "wan", 3), expected)
     assert wrapper_of(streamed).last_report.summary["forwards"] == 3
-    assert len(set(late.LateDevice.made[-1].copies)) == 4
+    assert len(set(streams(late)[-1].copies)) == 4
+    # ComfyUI marks modules when it takes them off the card, which torch compiles for once more.
+    assert torch.equal(tiny.sample(streamed, "wan", 3), expected)
     frames = counter.frame_count
     assert torch.equal(tiny.sample(streamed, "wan", 3), expected)
     assert counter.frame_count == frames
@@ -516,7 +521,7 @@ def test_report_mode_measures_and_changes_nothing(tiny: Any, offload: Any, late:
     assert report.summary["streaming"] is False
     assert report.summary["forwards"] == 4
     assert report.summary["step_seconds"] > 0
-    assert not late.LateDevice.made[-1].copies
+    assert not streams(late)
     assert report.summary["streamed_bytes_per_step"] == 0  # all of it is loaded
 
 

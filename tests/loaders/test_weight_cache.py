@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
-import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from leandit.loaders import weight_cache
+from leandit.loaders import stream, weight_cache
 from leandit.loaders.errors import CacheError
 from leandit.loaders.lease import Lease, is_leased
 from leandit.loaders.stream import TensorSpec
@@ -22,12 +23,10 @@ from leandit.loaders.weight_cache import LEFT_FREE, WeightCache
 COUNT, SIZE = 4, 1000
 SPECS = [TensorSpec(f"layer.{i}.weight", "I8", (SIZE,)) for i in range(COUNT)]
 ABOUT = {"model": "Flux", "format": "int8"}
-SPAWN = multiprocessing.get_context("spawn")
 
 
-def tensors(seed: int, pause: float = 0) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors(seed: int) -> Iterator[tuple[str, torch.Tensor]]:
     for index, spec in enumerate(SPECS):
-        time.sleep(pause)
         yield spec.name, torch.full((SIZE,), seed + index, dtype=torch.int8)
 
 
@@ -127,30 +126,54 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
         cache.set_limit(1)
 
 
-def _write_in_a_process(folder: str, seed: int, pause: float) -> None:
-    WeightCache(Path(folder), 1 << 20).write("a", SPECS, {}, tensors(seed, pause), ABOUT)
+WRITER = """
+import sys, time
+from pathlib import Path
+import torch
+from leandit.loaders.stream import TensorSpec
+from leandit.loaders.weight_cache import WeightCache
+
+folder, seed, pause = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+specs = [TensorSpec(f"layer.{i}.weight", "I8", (1000,)) for i in range(4)]
+
+def tensors():
+    for index, spec in enumerate(specs):
+        time.sleep(pause)
+        yield spec.name, torch.full((1000,), seed + index, dtype=torch.int8)
+
+WeightCache(folder, 1 << 20).write("a", specs, {}, tensors(), {})
+"""
+
+
+def writer(folder: Path, seed: int, pause: float) -> subprocess.Popen[bytes]:
+    """Another process that writes entry "a"."""
+    return subprocess.Popen([sys.executable, "-c", WRITER, str(folder), str(seed), str(pause)])
 
 
 def test_two_processes_may_write_the_same_key(tmp_path: Path) -> None:
-    both = [
-        SPAWN.Process(target=_write_in_a_process, args=(str(tmp_path), 7, 0.05)) for _ in range(2)
-    ]
-    for process in both:
-        process.start()
-    for process in both:
-        process.join(60)
-    assert [process.exitcode for process in both] == [0, 0]
+    both = [writer(tmp_path, 7, 0.05) for _ in range(2)]
+    assert [process.wait(120) for process in both] == [0, 0]
     found = WeightCache(tmp_path).find("a", SPECS)
     assert found is not None
     assert [int(found.checkpoint.read(s.name)[0]) for s in SPECS] == [7, 8, 9, 10]
     assert not list(tmp_path.glob(".*.part"))
 
 
+def test_two_that_disagree_end_with_one_whole_entry_or_none(tmp_path: Path) -> None:
+    both = [writer(tmp_path, seed, 0.02) for seed in (7, 50)]
+    assert [process.wait(120) for process in both] == [0, 0]
+    found = WeightCache(tmp_path).find("a", SPECS)
+    if found is not None:
+        assert [int(found.checkpoint.read(s.name)[0]) for s in SPECS] in (
+            [7, 8, 9, 10],
+            [50, 51, 52, 53],
+        )
+
+
 def test_a_process_killed_while_writing_leaves_nothing_that_counts(tmp_path: Path) -> None:
     cache = WeightCache(tmp_path, 1 << 20)
-    process = SPAWN.Process(target=_write_in_a_process, args=(str(tmp_path), 1, 60))
-    process.start()
-    deadline = time.monotonic() + 60
+    process = writer(tmp_path, 1, 60)
+    deadline = time.monotonic() + 120
     while not list(tmp_path.glob(".a.safetensors.*.part")) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert is_leased(tmp_path / "a.safetensors")
@@ -159,12 +182,89 @@ def test_a_process_killed_while_writing_leaves_nothing_that_counts(tmp_path: Pat
     write(cache, "b")
     assert list(tmp_path.glob(".a.safetensors.*.part"))
     process.kill()
-    process.join(60)
+    process.wait(60)
     assert not is_leased(tmp_path / "a.safetensors")
     assert keys(cache) == ["b"]
     write(cache, "a")
     assert not list(tmp_path.glob(".*.part"))
     assert sorted(keys(cache)) == ["a", "b"]
+
+
+def test_a_file_that_may_not_be_replaced_is_taken_if_it_is_as_good(
+    cache: WeightCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows, where another process has mapped the entry it wrote in the meantime."""
+    held = write(cache, "a")
+
+    def refused(*_: Any) -> None:
+        raise PermissionError("in use")
+
+    monkeypatch.setattr(stream.os, "replace", refused)
+    again = write(cache, "a")
+    assert again.checkpoint.path == held.checkpoint.path
+    with pytest.raises(CacheError, match="could not be written: in use"):
+        write(cache, "b")
+    gc.collect()
+    assert keys(cache) == ["a"]
+
+
+def test_a_record_that_cannot_be_written_is_no_entry(
+    cache: WeightCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_cache, "keep_whole", lambda *_: None)
+    with pytest.raises(CacheError, match=r"a\.json cannot be written"):
+        write(cache, "a")
+    monkeypatch.undo()
+    gc.collect()
+    assert not cache.has("a")
+    assert not cache.entries()
+
+
+@pytest.mark.parametrize("error", [PermissionError("not yours"), OSError(28, "No space left")])
+def test_a_lease_that_cannot_be_had_is_said(
+    cache: WeightCache, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    write(cache, "a")
+
+    def refused(file: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(weight_cache, "Lease", refused)
+    for use in (lambda: cache.find("a", SPECS), lambda: write(cache, "a")):
+        with pytest.raises(CacheError, match="cannot be used"):
+            use()
+
+
+def test_an_entry_of_another_user_is_read_though_its_time_cannot_be_set(
+    cache: WeightCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(cache, "a")
+
+    def refused(*_: Any) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(weight_cache.os, "utime", refused)
+    assert cache.find("a", SPECS) is not None
+
+
+def test_what_some_program_holds_open_does_not_stop_clearing(
+    cache: WeightCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in "ab":
+        write(cache, key)
+    (cache.folder / "b.json").unlink()
+    gc.collect()
+    unlink = Path.unlink
+
+    def held_open(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".safetensors":
+            raise PermissionError
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", held_open)
+    assert cache.clear() == (0, cache.nbytes)
+    monkeypatch.undo()
+    assert cache.clear()[1] == 0
 
 
 def spoil(path: Path) -> None:
