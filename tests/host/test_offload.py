@@ -283,7 +283,9 @@ def test_an_exception_that_the_model_catches_does_no_harm(tiny: Any, offload: An
     streamed = offload(model)
     for index in range(3):
         streamed.set_model_patch_replace(again, "dit", "double_block", index)
+    before = parameters(model)
     assert torch.equal(tiny.sample(streamed, "flux"), expected)
+    assert parameters(model) == before
 
 
 def test_blocks_that_are_skipped_or_repeated_stay_right(tiny: Any, offload: Any) -> None:
@@ -424,6 +426,33 @@ def test_auto_measures_and_keeps_what_pays(
     assert wrapper_of(streamed).last_report.summary["streaming"] is stays
 
 
+def test_calls_of_other_models_in_a_run_pass_through(tiny: Any, offload: Any, late: Any) -> None:
+    from types import SimpleNamespace
+
+    from comfy.patcher_extension import WrappersMP
+
+    model, other = longer(tiny, "wan"), longer(tiny, "wan")
+    expected = tiny.sample(model, "wan")
+    streamed = offload(model)
+    seen = []
+
+    class Executor(SimpleNamespace):
+        def __call__(self, *args: Any) -> int:
+            seen.append(hooks(other))
+            return 7
+
+    def also(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        calls = wrapper_of(streamed)._run._forwards
+        stranger = Executor(class_obj=other.model.diffusion_model)
+        assert wrapper_of(streamed).forward(stranger, torch.zeros(1)) == 7
+        assert wrapper_of(streamed)._run._forwards == calls
+        return executor(*args, **kwargs)
+
+    streamed.add_wrapper(WrappersMP.APPLY_MODEL, also)
+    assert torch.equal(tiny.sample(streamed, "wan"), expected)
+    assert seen == [0, 0]
+
+
 def test_a_node_after_a_node_replaces_it(tiny: Any, offload: Any, late: Any) -> None:
     model = longer(tiny, "wan")
     expected = tiny.sample(model, "wan")
@@ -562,8 +591,10 @@ def test_memory_kept_free_is_taken_off_the_model(
     assert torch.equal(tiny.sample(streamed, "wan"), expected)
     summary = wrapper_of(streamed).last_report.summary
     assert summary["streaming"] is True
-    assert summary["streamed_bytes_per_step"] >= 0.002 * 2**30
-    assert model.model.model_loaded_weight_memory < summary["model_bytes"]
+    wanted = 0.002 * 2**30 + summary["ring_bytes"]
+    taken = summary["model_bytes"] - model.model.model_loaded_weight_memory
+    # ComfyUI frees somewhat more, for buffers of its own.
+    assert 0.95 * wanted <= taken <= 1.6 * wanted
 
 
 def test_the_books_of_comfyui_stay_right(tiny: Any, offload: Any, full: Any) -> None:
