@@ -115,7 +115,7 @@ def test_the_command_prints_a_table_and_json(
     assert "Speeds are assumed, not measured" in text and "int8_convrot" in text
     assert main(["plan", path, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert set(data) == {"file", "machine", "plans"}
+    assert set(data) == {"file", "machine", "plans", "notes"}
     keys = {"format", "weights_bytes", "resident_blocks", "streamed_bytes_per_step", "why"}
     assert keys | {"step_seconds", "hidden", "fits"} <= set(data["plans"][0])
 
