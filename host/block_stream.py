@@ -10,7 +10,7 @@ import comfy.model_management
 import torch
 from comfy.model_patcher import ModelPatcher
 
-from ..kernels.streaming.flat_block import FlatBlock, pinned_bytes
+from ..kernels.streaming.flat_block import FlatBlock
 from ..kernels.streaming.ring import BlockRing
 from ..kernels.streaming.traced import TimedDevice, TracedDevice
 from .block_weights import HeldModule, offloaded_modules
@@ -44,6 +44,7 @@ class BlockStream:
         self._views: dict[tuple[int, int], list[Any]] = {}
         self._open: tuple[int, list[HeldModule]] | None = None
         self._stack = ExitStack()
+        self._ring: BlockRing[Any, Any] | None = None
         self.pinned_bytes = 0
 
     @property
@@ -66,6 +67,7 @@ class BlockStream:
 
     def __exit__(self, *error: Any) -> None:
         self._close()
+        self._ring = None
         self._views.clear()
         self._stack.close()
 
@@ -75,15 +77,21 @@ class BlockStream:
             for piece in flat.pieces():
                 if not piece.packed and comfy.model_management.pin_memory(piece.source):
                     self._stack.callback(comfy.model_management.unpin_memory, piece.source)
-        held = [tensor for modules in self._held for module in modules for tensor in module.tensors]
-        self.pinned_bytes = sum(map(pinned_bytes, held))
+        # The small ones travel in packed copies, which the device pins.
+        self.pinned_bytes = sum(
+            piece.nbytes
+            for flat in self._flat
+            for piece in flat.pieces()
+            if piece.source.is_pinned() or (piece.packed and self._device.type == "cuda")
+        )
 
     @contextmanager
     def forward(self) -> Iterator[None]:
         """Around one forward of the model: its blocks stream."""
         handles: list[Any] = []
         try:
-            self._ring.begin_forward()
+            if self._ring is not None:
+                self._ring.begin_forward()
             for index, name in enumerate(self._blocks):
                 if self.sizes[index]:
                     block = self._model.get_submodule(name)
@@ -98,7 +106,8 @@ class BlockStream:
     def _entering(self, index: int) -> Callable[..., None]:
         def enter(*_: Any) -> None:
             self._close()  # an exception that the model caught has left one open
-            buffer = self._ring.enter(index)
+            # None where streaming has ended in the middle of a forward.
+            buffer = None if self._ring is None else self._ring.enter(index)
             if buffer is None:
                 return
             key = (index, buffer.data_ptr())
@@ -127,4 +136,5 @@ class BlockStream:
         (index, bound), self._open = self._open, None
         for held in bound:
             held.bind(held.tensors)
-        self._ring.leave(index)
+        if self._ring is not None:
+            self._ring.leave(index)

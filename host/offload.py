@@ -38,7 +38,15 @@ NODE = "LeanDiTLayerwiseOffload"
 USUAL_SHAPE = (1, 16, 128, 128)
 """Of a latent, where a sampler does not show its own: a 1024 x 1024 image."""
 
-WRAPPERS = (WrappersMP.PREPARE_SAMPLING, WrappersMP.SAMPLER_SAMPLE, WrappersMP.DIFFUSION_MODEL)
+WRAPPERS = (
+    WrappersMP.PREPARE_SAMPLING,
+    WrappersMP.SAMPLER_SAMPLE,
+    WrappersMP.PREDICT_NOISE,
+    WrappersMP.DIFFUSION_MODEL,
+)
+
+RESIDENCY_STEP = GIB
+"""A decision holds for runs with about as much of the model in main memory."""
 
 Show = Callable[[str], None]
 DeviceFor = Callable[[torch.device], MakeDevice | None]
@@ -126,14 +134,15 @@ class LayerwiseOffload:
     @property
     def wrappers(self) -> tuple[Callable[..., Any], ...]:
         """In the order of WRAPPERS."""
-        return self.prepare, self.sample, self.forward
+        return self.prepare, self.sample, self.step, self.forward
 
     def prepare(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         """Wraps ComfyUI's loading of the model: notes what it keeps free of weights for a step."""
+        self._for_one_step = None
         result = executor(*args, **kwargs)
         given = dict(zip(("model", "noise_shape", "conds"), args, strict=False)) | kwargs
-        self._for_one_step = None
-        if isinstance(given.get("model"), ModelPatcher) and "noise_shape" in given:
+        known = isinstance(given.get("model"), ModelPatcher) and "noise_shape" in given
+        if known and not given.get("force_offload"):
             self._for_one_step = residency.bytes_for_one_step(
                 given["model"], given["noise_shape"], given.get("conds")
             )
@@ -148,6 +157,12 @@ class LayerwiseOffload:
         noise = kwargs.get("noise", args[4] if len(args) > 4 else None)
         with self._streaming(patcher, tuple(getattr(noise, "shape", USUAL_SHAPE))):
             return executor(*args, **kwargs)
+
+    def step(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        """Wraps one step of the sampler: between two of them streaming may begin or end."""
+        if self._run is not None:
+            self._run.between_steps()
+        return executor(*args, **kwargs)
 
     def forward(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         """Wraps one call of the diffusion model."""
@@ -172,8 +187,8 @@ class LayerwiseOffload:
             if make is None or facts.manager == DYNAMIC or not facts.blocks:
                 yield
                 return
-            trial = self._trial(patcher, shape) if why_not is None else None
-            run = OffloadRun(patcher, self.settings, trial, make, for_one_step)
+            trial = self._trial(patcher, shape, facts.compiled) if why_not is None else None
+            run = OffloadRun(patcher, self.settings, trial, make, for_one_step, facts.compiled)
             with run:
                 self._run = run
                 yield
@@ -181,11 +196,15 @@ class LayerwiseOffload:
             self._run = before
             self._report(patcher, facts, why_not, run)
 
-    def _trial(self, patcher: ModelPatcher, shape: tuple[int, ...]) -> Trial:
+    def _trial(self, patcher: ModelPatcher, shape: tuple[int, ...], compiled: bool) -> Trial:
         """A new one, or the one that has decided for such a run before."""
         if self.settings.mode == "on":
             return Trial(stream=True, decided=True)
-        key = (type(patcher.model).__name__, shape, patcher.model_size())
+        offloaded = patcher.model_size() - patcher.loaded_size()
+        key = (
+            *(type(patcher.model).__name__, shape, patcher.load_device, compiled),
+            *(patcher.patches_uuid, offloaded // RESIDENCY_STEP),
+        )
         known = self._trials.get(key)
         if known is None or not known.decided:
             known = self._trials[key] = Trial()

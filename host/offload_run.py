@@ -27,22 +27,24 @@ class OffloadRun:
 
     def __init__(
         self, patcher: ModelPatcher, settings: OffloadSettings, trial: Trial | None,
-        make_device: MakeDevice, for_one_step: int,
+        make_device: MakeDevice, for_one_step: int, compiled: bool,
     ) -> None:  # fmt: skip
         """
         Args:
             patcher: loaded. trial: None only measures, and changes nothing. for_one_step: see
-                `residency.bytes_for_one_step`.
+                `residency.bytes_for_one_step`. compiled: whether torch.compile is on the model.
         """
         self._patcher = patcher
         self._settings = settings
         self._trial = trial
         self._make_device = make_device
         self._for_one_step = for_one_step
+        self._compiled = compiled
+        self._remembered = trial is not None and trial.decided and trial.gain is not None
         self._blocks = block_weights.block_names(patcher)
         self._stream: BlockStream | None = None
         self._rearranged = False
-        self._loaded = 0
+        self._loaded: set[int] = set()
         self._forwards = 0
         self._streamed_forwards = 0
         self._trace: StepTrace | None = None
@@ -58,8 +60,6 @@ class OffloadRun:
         self._sizes = residency.offloaded_bytes(self._patcher, self._blocks)
         if self._settings.resident is None and not any(self._sizes):
             self._trial = None
-        if self._wants_stream:
-            self._start()
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -73,6 +73,20 @@ class OffloadRun:
     def _wants_stream(self) -> bool:
         return self._trial is not None and self._trial.stream
 
+    def between_steps(self) -> None:
+        """Begin or end streaming where that is due.
+
+        Called outside of ComfyUI's `apply_model`: inside of it torch.compile has other modules in the
+        model's places, which ComfyUI's patcher would not know.
+        """
+        if not self._wants_stream:
+            if self._stream is not None:
+                self._stop()
+                self._give_back()
+        elif self._stream is None and (self._forwards or not self._compiled):
+            # A model that is compiled as one graph never shows a forward, and nothing streams.
+            self._start()
+
     @contextmanager
     def forward(self, kind: Any) -> Iterator[None]:
         """Around one forward of the model.
@@ -80,11 +94,10 @@ class OffloadRun:
         Args:
             kind: what the forward's time depends on, such as the latent's shape.
         """
-        if self._wants_stream and self._stream is None:
-            self._start()
-        stream = self._stream
+        stream = self._stream if self._wants_stream else None
         traced = self._clock if stream is None else stream.traced
-        wanted = self._trial is not None and self._trial.wants(kind)
+        in_phase = self._trial is not None and (stream is not None) == self._trial.stream
+        wanted = in_phase and self._trial is not None and self._trial.wants(kind)
         settled = self._forwards if stream is None else self._streamed_forwards
         # Timing makes the processor wait for the card, so it is done for a few forwards only.
         timed = wanted or (self._trace is None and settled >= SETTLING)
@@ -109,9 +122,6 @@ class OffloadRun:
             self._trace = trace
         if wanted and self._trial is not None:
             self._trial.note(trace.seconds)
-            if self._trial.decided and not self._trial.stream:
-                self._stop()
-                self._give_back()
 
     def _spare(self) -> int:
         kept_free = int(self._settings.keep_free_gb * GIB)
@@ -119,29 +129,43 @@ class OffloadRun:
 
     def _start(self) -> None:
         """Arrange what stays on the card, and begin to stream the rest."""
-        slots, wanted = self._settings.slots, self._settings.resident
-        self._loaded = self._patcher.loaded_size()
-        if wanted is None:
-            residency.make_room(self._patcher, self._blocks, slots, self._spare())
-        else:
-            self._rearranged = True
-            self.held = residency.hold_blocks(
-                self._patcher, self._blocks, wanted, slots, self._spare()
-            )
-        stream = BlockStream(self._patcher, self._blocks, slots, self._make_device)
-        self._sizes = stream.sizes
-        if not any(stream.sizes):
-            self._trial = None
-            return
+        self._loaded = residency.loaded_modules(self._patcher)
         try:
-            self._stream = stream.__enter__()
+            self._arrange()
+            stream = BlockStream(
+                self._patcher, self._blocks, self._settings.slots, self._make_device
+            )
+            self._sizes = stream.sizes
+            if any(stream.sizes):
+                self._stream = stream.__enter__()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            # ComfyUI streams the weights itself, as it does without this node.
-            self._out_of_memory, self._trial = True, None
+            self._out_of_memory = True
+        if self._stream is None:
+            # ComfyUI streams the weights itself, with all the memory that it has without this node.
+            self._trial = None
+            self._stop()
+            if self._out_of_memory:
+                self._give_back()
             return
         self._pinned_bytes, self._ring_bytes = stream.pinned_bytes, stream.ring_bytes
+
+    def _arrange(self) -> None:
+        slots, wanted = self._settings.slots, self._settings.resident
+        if wanted is None:
+            residency.make_room(self._patcher, self._blocks, slots, self._spare())
+            return
+        self._rearranged = True
+        # A load of this MODEL by others, in the middle of the run, has to find ComfyUI's own order.
+        load = self._patcher.partially_load
+
+        def partially_load(*args: Any, **kwargs: Any) -> Any:
+            self._stop()
+            return load(*args, **kwargs)
+
+        self._patcher.__dict__["partially_load"] = partially_load
+        self.held = residency.hold_blocks(self._patcher, self._blocks, wanted, slots, self._spare())
 
     def _stop(self) -> None:
         """Give the buffers back, and ComfyUI its own order."""
@@ -152,13 +176,12 @@ class OffloadRun:
                 stream.__exit__(None, None, None)
         finally:
             if rearranged:
+                del self._patcher.__dict__["partially_load"]
                 residency.restore_order(self._patcher)
 
     def _give_back(self) -> None:
         """Load again what has left the card for the buffers, in the middle of a run."""
-        missing = self._loaded - self._patcher.loaded_size()
-        if missing > 0:
-            self._patcher.partially_load(self._patcher.load_device, missing)
+        residency.load_again(self._patcher, self._loaded)
         self._sizes = residency.offloaded_bytes(self._patcher, self._blocks)
         self._ring_bytes = self._pinned_bytes = 0
 
@@ -177,6 +200,7 @@ class OffloadRun:
             pinned_bytes=self._pinned_bytes,
             peak_vram_bytes=peak,
             forwards=self._forwards,
+            remembered=self._remembered,
             streaming=self._streamed_forwards > 0 and self._wants_stream,
             undecided=trial is not None and not trial.decided,
             out_of_memory=self._out_of_memory,

@@ -3,9 +3,9 @@
 ComfyUI has divided the card's memory when it loaded the model. Here its own `load` and
 `partially_unload` are called again, for chosen modules, so that its books stay right.
 
-One thing it takes for granted: what is loaded are the first modules in its own order, largest first. A
-`load` that finds others loaded would patch them a second time. So whole blocks are held on the card only
-for as long as a run lasts, and `restore_order` has to follow.
+One thing it takes for granted: what is loaded are modules that it would load again, going through its own
+order, largest first. A `load` that finds others loaded would patch them a second time. So whole blocks are
+held on the card only for as long as a run lasts, and `restore_order` has to follow.
 """
 
 from __future__ import annotations
@@ -132,8 +132,25 @@ def restore_order(patcher: ModelPatcher) -> None:
             gap = gap or hasattr(module, "comfy_cast_weights")
         elif gap:
             out_of_order.add(id(module))
-    with _only(patcher, out_of_order):
-        patcher.partially_unload(patcher.offload_device, EVERYTHING)
+    if out_of_order:
+        with _only(patcher, out_of_order):
+            patcher.partially_unload(patcher.offload_device, EVERYTHING)
+
+
+def loaded_modules(patcher: ModelPatcher) -> set[int]:
+    """The identities of the modules that ComfyUI has loaded."""
+    return {
+        id(module)
+        for module in patcher.model.modules()
+        if getattr(module, "comfy_patched_weights", False)
+    }
+
+
+def load_again(patcher: ModelPatcher, modules: set[int]) -> None:
+    """Have ComfyUI hold just these modules, as it did before: see `loaded_modules`."""
+    now = loaded_modules(patcher)
+    if now != modules:
+        _load_only(patcher, modules, now - modules)
 
 
 def _most_that_fit(sizes: list[int], resident: int, slots: int, room: int) -> int:

@@ -89,10 +89,10 @@ class WeightCache:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CacheError(f"{self.folder} cannot be used: {error}") from error
-        keep_whole(self._settings, json.dumps({"limit_bytes": nbytes}).encode())
-        if _read_json(self._settings).get("limit_bytes") != nbytes:
-            raise CacheError(f"{self._settings} cannot be written")
         with self._locked():
+            keep_whole(self._settings, json.dumps({"limit_bytes": nbytes}).encode())
+            if _read_json(self._settings).get("limit_bytes") != nbytes:
+                raise CacheError(f"{self._settings} cannot be written")
             before = self.nbytes
             for entry in reversed(self._entries()):
                 if self.nbytes > nbytes and not is_leased(self._path(entry.key)):
@@ -273,28 +273,34 @@ class WeightCache:
                 f"it needs {needed / GB:.3g} GB, the cache's limit is {self.limit / GB:.3g} GB; "
                 "raise it with leandit cache --limit"
             )
-        oldest_first = [entry for entry in reversed(self._entries()) if entry.key != key]
-        for entry in [*oldest_first, None]:
-            full = self.nbytes + needed > self.limit
-            free = shutil.disk_usage(self.folder).free
-            if not full and free >= needed + LEFT_FREE:
-                return
-            if entry is not None and not is_leased(self._path(entry.key)):
-                self._delete(entry.key)
-        if full:
+        oldest_first = [
+            entry
+            for entry in reversed(self._entries())
+            if entry.key != key and not is_leased(self._path(entry.key))
+        ]
+        used, free = self.nbytes, shutil.disk_usage(self.folder).free
+        wanted = max(used + needed - self.limit, needed + LEFT_FREE - free)
+        if wanted > sum(entry.nbytes for entry in oldest_first):
+            # Nothing is removed in vain.
+            if needed + LEFT_FREE - free < wanted:
+                raise CacheError(
+                    "what is in the cache is in use, and leaves no room under its limit of "
+                    f"{self.limit / GB:.3g} GB; raise it with leandit cache --limit"
+                )
             raise CacheError(
-                "what is in the cache is in use, and leaves no room under its limit of "
-                f"{self.limit / GB:.3g} GB; raise it with leandit cache --limit"
+                f"it needs {needed / GB:.3g} GB and {LEFT_FREE / GB:.0f} GB to spare, the disk of "
+                f"{self.folder} has {free / GB:.3g} GB free"
             )
-        raise CacheError(
-            f"it needs {needed / GB:.3g} GB and {LEFT_FREE / GB:.0f} GB to spare, the disk of "
-            f"{self.folder} has {free / GB:.3g} GB free"
-        )
+        for entry in oldest_first:
+            if wanted <= 0:
+                return
+            self._delete(entry.key)
+            wanted -= entry.nbytes
 
     def _remove_leftovers(self) -> None:
         """What killed processes have left; called under the lock."""
-        for part in self.folder.glob(f".*{WEIGHTS}.*{PART}"):
-            key = part.name[1:].partition(WEIGHTS)[0]
+        for part in self.folder.glob(f".*{PART}"):
+            key = part.name[1:].partition(".")[0]
             if not is_leased(self._path(key)):
                 _unlink(part)
         for path in self.folder.glob(f"*{WEIGHTS}"):

@@ -41,7 +41,8 @@ class OffloadFacts:
 class OffloadOutcome:
     """What a run did. Bytes are of the blocks: resident ones, copied in one forward, in buffers, and of
     the masters that are pinned. streaming: at the end of the run; undecided: whether it was still being
-    measured then; out_of_memory: whether the buffers did not fit; gain: what was measured."""
+    measured then; out_of_memory: whether the buffers did not fit; gain: what was measured; remembered: whether in
+    an earlier run."""
 
     resident_bytes: int = 0
     streamed_bytes: int = 0
@@ -53,6 +54,7 @@ class OffloadOutcome:
     streaming: bool = False
     undecided: bool = False
     out_of_memory: bool = False
+    remembered: bool = False
     gain: float | None = None
     trace: StepTrace | None = None
 
@@ -164,7 +166,7 @@ def _outcome_lines(
         f"on the card {size_text(outcome.resident_bytes)}, in main memory "
         f"{size_text(outcome.streamed_bytes)} of {outcome.streamed_blocks} blocks, copied in every step"
     ]
-    if outcome.streamed_bytes and not outcome.forwards:
+    if not outcome.forwards and why_not is None:
         lines.append(_why_never_called(facts))
     elif not outcome.streamed_bytes and why_not is None:
         lines.append("everything stays on the card: nothing is streamed")
@@ -215,9 +217,10 @@ def _verdict(outcome: OffloadOutcome) -> str:
     if outcome.gain is None:
         return "streaming ahead"
     percent = f"{outcome.gain:+.1%}"
+    when = ", measured in an earlier run" if outcome.remembered else ""
     if outcome.streaming:
-        return f"streaming ahead saves {percent.lstrip('+')} of a step"
-    return f"streaming ahead would save {percent} of a step: switched off"
+        return f"streaming ahead saves {percent.lstrip('+')} of a step{when}"
+    return f"streaming ahead would save {percent} of a step{when}: switched off"
 
 
 def _summary(

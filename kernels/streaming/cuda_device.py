@@ -8,16 +8,12 @@ import torch
 
 from .flat_block import FlatBlock, Piece
 
-COPIED_BYTES = 1 << 24
-"""Masters up to this size that nobody has pinned, such as the scales of 4-bit weights, are copied into
-pinned memory; larger ones would double their share of main memory."""
-
 
 class CudaStreamingDevice:
     """Copies blocks on a second stream; computing is whatever runs on the current stream.
 
-    Masters that are pinned are read where they lie. Small ones that are not get pinned copies. Large
-    masters that are not pinned can be copied too, but hold up the processor meanwhile.
+    Masters that are pinned are read where they lie. Small tensors are packed into pinned memory of
+    its own. Masters that are not pinned can be copied too, but hold up the processor meanwhile.
     """
 
     def __init__(self, device: torch.device, blocks: Sequence[FlatBlock]) -> None:
@@ -92,10 +88,10 @@ def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
 
 
 def _pinned(piece: Piece) -> Piece:
-    """A piece in pinned memory, as a copy if it is not too large; else as it is."""
-    if piece.source.is_pinned() or piece.nbytes > COPIED_BYTES:
+    """The piece that a block has packed, in pinned memory where that can be had; others as they are."""
+    if not piece.packed:
         return piece
     try:
-        return Piece(piece.offset, piece.source.pin_memory(), piece.packed)
+        return Piece(piece.offset, piece.source.pin_memory(), True)
     except RuntimeError:  # the system's limit for pinned memory
         return piece

@@ -86,11 +86,6 @@ def stored_bytes(tensor: torch.Tensor) -> int:
     return sum(part.nbytes for part in _parts(tensor))
 
 
-def pinned_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor in memory that the card reads without help of the processor."""
-    return sum(part.nbytes for part in _parts(tensor) if part.is_pinned())
-
-
 def _parts(tensor: Any) -> Iterator[torch.Tensor]:
     """The plain tensors that make up a tensor, in a fixed order."""
     if hasattr(tensor, "__tensor_flatten__"):

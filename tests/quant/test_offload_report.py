@@ -69,6 +69,7 @@ def test_after_a_run_it_shows_what_was_measured() -> None:
     ("changes", "words"),
     [
         ({"gain": 0.004, "streaming": False}, "would save +0.4% of a step: switched off"),
+        ({"remembered": True}, "saves 12.5% of a step, measured in an earlier run"),
         ({"gain": -0.1, "streaming": False}, "would save -10.0% of a step: switched off"),
         ({"gain": None}, "streaming ahead"),
         ({"gain": None, "undecided": True}, "still measuring when the run ended"),
