@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
+from late_device import LateDevice
 from leandit.bench import streaming
-
-SPEC = importlib.util.spec_from_file_location(
-    "bench_late_device", Path(__file__).parents[1] / "host/late_device.py"
-)
-assert SPEC is not None and SPEC.loader is not None
-late: Any = importlib.util.module_from_spec(SPEC)
-sys.modules[SPEC.name] = late
-SPEC.loader.exec_module(late)
 
 
 def rows() -> list[streaming.StreamingRow]:
-    return streaming.bench_streaming(
-        torch.device("cpu"), late.LateDevice, 8, 64, [16], torch.float32
-    )
+    return streaming.bench_streaming(torch.device("cpu"), LateDevice, 8, 64, [16], torch.float32)
 
 
 def test_a_row_says_what_was_streamed_and_what_the_plan_is() -> None:
