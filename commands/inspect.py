@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ..doctor import comfyui_version
 from ..loaders.inspect import group_layers, inspect_file
-from ..loaders.survey import LEGACY_ROTATIONS
+from .legacy_rotation import add_legacy_rotation
 from .tables import megabytes, table
 
 
@@ -22,12 +22,7 @@ def add_inspect(commands: Any) -> argparse.ArgumentParser:
     look.add_argument(
         "file", type=Path, help="a .safetensors file, or the .safetensors.index.json of shards"
     )
-    look.add_argument(
-        "--legacy-rotation",
-        choices=LEGACY_ROTATIONS,
-        default="auto",
-        help="of int8 files that do not record whether they are rotated (default: auto)",
-    )
+    add_legacy_rotation(look)
     look.set_defaults(run=run_inspect)
     return look
 

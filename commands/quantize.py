@@ -14,10 +14,10 @@ from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, Transf
 from rich.progress import Progress as Bar
 
 from ..loaders.convert import quantize_file
-from ..loaders.survey import LEGACY_ROTATIONS
 from ..quant.families import preset_names
 from ..quant.formats import FORMATS, ROTATION_GROUPS
 from ..quant.settings import settings_from
+from .legacy_rotation import add_legacy_rotation
 from .tables import megabytes
 
 
@@ -49,12 +49,7 @@ def add_quantize(commands: Any) -> argparse.ArgumentParser:
             help=f"layers to {what}: a glob, or a regular expression after re:; may be repeated",
         )
     convert.add_argument("--overwrite", action="store_true", help="replace the target if it exists")
-    convert.add_argument(
-        "--legacy-rotation",
-        choices=LEGACY_ROTATIONS,
-        default="auto",
-        help="of int8 files that do not record whether they are rotated (default: auto)",
-    )
+    add_legacy_rotation(convert)
     convert.set_defaults(run=run_quantize)
     return convert
 

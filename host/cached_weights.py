@@ -12,7 +12,7 @@ import torch
 from ..loaders.stream import TensorSpec
 from ..loaders.weight_cache import CachedFile, WeightCache
 from ..loaders.writer import (
-    marker,
+    layer_specs,
     native_config,
     native_layer,
     quantization_metadata,
@@ -81,9 +81,7 @@ def cached_layers(
 
 def _specs(decision: Quantize) -> Iterator[TensorSpec]:
     layer = decision.layer
-    yield from weight_specs(layer.name, decision.format, layer.n, layer.k)
-    config = marker(native_config(decision.format, decision.group_size))
-    yield TensorSpec(f"{layer.name}.comfy_quant", "U8", tuple(config.shape))
+    return layer_specs(layer.name, decision.format, decision.group_size, layer.n, layer.k)
 
 
 def _tensors(

@@ -11,6 +11,7 @@ import torch
 from comfy.model_patcher import ModelPatcher
 from comfy.quant_ops import QuantizedTensor
 
+from ..kernels.streaming.flat_block import stored_bytes
 from ..quant.patterns import MODEL_PREFIX
 from ..quant.plan import Layer
 from ..quant.stored.layout import LAYOUT_NAME
@@ -86,13 +87,6 @@ def float_weight(weight: torch.Tensor, device: torch.device) -> torch.Tensor:
         params = replace(moved._params, orig_dtype=torch.float32)
         return QuantizedTensor(moved._qdata, moved._layout_cls, params).dequantize()
     return weight.detach().to(device=device, dtype=torch.float32, copy=True)
-
-
-def stored_bytes(weight: Any) -> int:
-    """Bytes of a weight as it is held, scales included."""
-    if isinstance(weight, QuantizedTensor):
-        return sum(tensor.nbytes for tensor in weight.state_dict().values())
-    return weight.nbytes
 
 
 def _why_packed(module: Any, weight: Any) -> str | None:

@@ -27,11 +27,10 @@ from .reader import Checkpoint, open_checkpoint
 from .stream import TensorSpec, spec_of, write_stream
 from .survey import Survey, survey
 from .writer import (
-    marker,
+    layer_specs,
     native_config,
     native_layer,
     quantization_metadata,
-    weight_specs,
 )
 
 Progress = Callable[[int], None]
@@ -283,9 +282,6 @@ def _config(decision: Quantize) -> Config:
 
 
 def _native_specs(prefix: str, decision: Quantize) -> Iterator[TensorSpec]:
-    """The tensors `native_layer` will give, known before the weight is read."""
     layer = decision.layer
     name = f"{prefix}{layer.name}"
-    yield from weight_specs(name, decision.format, layer.n, layer.k)
-    config = marker(_config(decision))
-    yield TensorSpec(f"{name}.comfy_quant", "U8", tuple(config.shape))
+    return layer_specs(name, decision.format, decision.group_size, layer.n, layer.k)

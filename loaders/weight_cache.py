@@ -95,7 +95,7 @@ class WeightCache:
                 raise CacheError(f"{self._settings} cannot be written")
             before = self.nbytes
             for entry in reversed(self._entries()):
-                if self.nbytes > nbytes and not is_leased(self._path(entry.key)):
+                if self.nbytes > nbytes and not entry.in_use:
                     self._delete(entry.key)
             return before - self.nbytes
 
@@ -274,9 +274,7 @@ class WeightCache:
                 "raise it with leandit cache --limit"
             )
         oldest_first = [
-            entry
-            for entry in reversed(self._entries())
-            if entry.key != key and not is_leased(self._path(entry.key))
+            entry for entry in reversed(self._entries()) if entry.key != key and not entry.in_use
         ]
         used, free = self.nbytes, shutil.disk_usage(self.folder).free
         wanted = max(used + needed - self.limit, needed + LEFT_FREE - free)

@@ -64,6 +64,15 @@ def weight_specs(name: str, format: Format, n: int, k: int) -> Iterator[TensorSp
         yield TensorSpec(f"{name}.weight_codebook", "F32", (16,))
 
 
+def layer_specs(
+    name: str, format: Format, group_size: int | None, n: int, k: int
+) -> Iterator[TensorSpec]:
+    """The tensors `native_layer` will give for a layer quantized to `format`."""
+    yield from weight_specs(name, format, n, k)
+    config = marker(native_config(format, group_size))
+    yield TensorSpec(f"{name}.comfy_quant", "U8", tuple(config.shape))
+
+
 def native_layer(name: str, weight: QuantizedWeight) -> dict[str, torch.Tensor]:
     """The tensors of one layer under their names in a file: weight, scales, `comfy_quant`."""
     tensors = {f"{name}.weight{suffix}": value for suffix, value in weight.tensors.items()}
